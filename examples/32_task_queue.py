@@ -10,19 +10,19 @@ app = hw.App("post")
 
 @dataclass
 class Email:
-    """Somebody is to get a mail."""
+    """A mail to send."""
 
     to: str
     subject: str
 
 
 emails = app.queue("emails", Email, retry=hw.retry(5, backoff="2s", jitter=0), visibility_timeout="30 seconds")
-busy = {"bob@example.com": 2}  # number of attempts that fail
+busy = {"bob@example.com": 2}  # attempts that fail
 
 
 @emails.worker(threads=4)
 def send(email: Email, message: hw.Message) -> None:
-    """Returns: the message is acknowledged. Raises: it is redelivered, after a backoff that doubles each time."""
+    """On return, the message is acknowledged. On an error, it is redelivered after a backoff that doubles each time."""
     if "@" not in email.to:
         raise hw.Reject(f"{email.to} is not an address")  # no attempt can succeed
     if busy.get(email.to, 0) >= message.attempt:
@@ -34,7 +34,7 @@ def send(email: Email, message: hw.Message) -> None:
 if __name__ == "__main__":
     with run(app) as world, world.queue("emails") as queue:
         queue.publish(Email("ada@example.com", "newsletter"), id="mail-1")
-        queue.publish(Email("ada@example.com", "password"), priority=9)  # ahead of all others
+        queue.publish(Email("ada@example.com", "password"), priority=9)  # delivered before all others
         queue.publish(Email("bob@example.com", "welcome"))
         queue.publish(Email("carol", "welcome"))
         queue.publish(Email("dan@example.com", "reminder"), delay="1 hour")

@@ -21,13 +21,13 @@ shares: dict[str, list[int]] = {"first": [], "second": [], "europe": [], "gifts"
 
 @orders.worker(group="books", name="first")
 def first(order: dict[str, int]) -> None:
-    """Together with the second one, each order once."""
+    """Shares the orders with `second`: each goes to one of them."""
     shares["first"].append(order["order_id"])
 
 
 @orders.worker(group="books", name="second")
 def second(order: dict[str, int]) -> None:
-    """The other half of the books."""
+    """Gets the orders that `first` does not get."""
     shares["second"].append(order["order_id"])
 
 
@@ -35,7 +35,7 @@ for name in ("europe", "gifts", "large"):
 
     @orders.worker(group=name, name=name)
     def note(order: dict[str, int], name: str = name) -> None:
-        """One worker for each of the other groups."""
+        """The only worker of its group."""
         shares[name].append(order["order_id"])
 
 

@@ -14,7 +14,7 @@ parcels = app.queue(
 
 @parcels.worker
 def ship(parcel: dict[str, str]) -> None:
-    """Fails on an article that has no price."""
+    """Fails for an article without a price."""
     shipped.append(f"{parcel['parcel_id']} for {PRICES[parcel['article']]} to {parcel['country']}")
 
 

@@ -8,12 +8,12 @@ from headwater.testing import run
 
 app = hw.App("prices")
 PRICES = {"tea": 990, "ink": 450}
-STOCK = [{"tea": 3, "ink": 1}, {"tea": 4}, {"ink": 5}]  # each partition has a part
+STOCK = [{"tea": 3, "ink": 1}, {"tea": 4}, {"ink": 5}]  # by partition
 
 
 @dataclass
 class Wanted:
-    """What somebody wants to buy."""
+    """The request: an article and how many of it."""
 
     article: str
     pieces: int = 1
@@ -21,7 +21,7 @@ class Wanted:
 
 @dataclass
 class Quote:
-    """What it costs."""
+    """The reply: the price of all pieces."""
 
     article: str
     cents: int
@@ -29,7 +29,7 @@ class Quote:
 
 @app.answer("prices.quote")
 def quote(wanted: Wanted) -> Quote:
-    """Called with the request; what it returns is the reply."""
+    """Called with the request; the return value is the reply."""
     return Quote(wanted.article, PRICES[wanted.article] * wanted.pieces)
 
 

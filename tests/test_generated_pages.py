@@ -130,9 +130,9 @@ def _fixtures(module: ModuleType, function: object) -> set[str]:
 
 def test_the_support_matrix_has_what_a_broker_leaves_out():
     text = page("support.md").split("\n## Queues")[1]
-    assert "| a message comes as it was published | yes | yes |" in text
-    assert "| higher priorities come first | yes | no |" in text
-    assert "| published is the sum of where messages are | yes | no |" in text
+    assert "| a message is delivered as published | yes | yes |" in text
+    assert "| higher priorities are delivered first | yes | no |" in text
+    assert "| published is the sum of all states | yes | no |" in text
     assert "| redeliveries are counted | yes | yes |" in text
     assert text.count(" | no |") == sum(
         not test_rabbitmq.SUPPORTS.issuperset(mark.args)

@@ -1,4 +1,4 @@
-"""What tests get that say nothing else: the data folder; and which tests of the contract a broker need not keep."""
+"""Fixtures over the data folder, and the selection of contract tests that a broker supports."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def pass_time(clock: ManualClock) -> Callable[[float], None]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
-    """Where questions are asked."""
+    """The data folder or URL through which requests go."""
     return str(tmp_path)
 
 
 @pytest.fixture
 def subject() -> str:
-    """What they are about."""
+    """The subject of the requests."""
     return "it"
 
 
 @pytest.fixture
 def connected(place: str, tmp_path: Path) -> hw.Client:
-    """A client that asks at the place; whoever takes it closes it."""
+    """A client of `place`; the test closes it."""
     return hw.Client(EventLog(tmp_path), SystemClock(), folder=tmp_path, queues=place)
 
 
@@ -61,7 +61,7 @@ def client(connected: hw.Client) -> Iterator[hw.Client]:
 
 @pytest.fixture
 def answer(place: str, subject: str) -> Iterator[Callable[..., Responder]]:
-    """`answer(function)` answers until the test is over."""
+    """`answer(function)` starts a responder that runs until the end of the test."""
     begun: list[Responder] = []
 
     def begin(function: Callable[..., Any], **options: Any) -> Responder:
@@ -74,7 +74,7 @@ def answer(place: str, subject: str) -> Iterator[Callable[..., Responder]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of what a broker says it cannot do are left out, so that none counts as skipped."""
+    """Deselect contract tests of features that a broker does not support, so that none counts as skipped."""
     items[:] = [item for item in items if _wanted(item)]
 
 

@@ -1,8 +1,8 @@
-"""What every broker does, wherever it is: these tests run on the embedded one and on RabbitMQ alike.
+"""The contract of all brokers: these tests run on the embedded broker and on RabbitMQ.
 
-A module of tests imports the classes, and has two fixtures: `broker`, and `pass_time`, which lets so many seconds go by
-for the broker. If its broker cannot do everything, it has a set `SUPPORTS` of those words of `EVERYTHING` that it can;
-tests of the others are left out (conftest.py). One file, long as it is: it is the contract.
+A test module imports the classes and has two fixtures: `broker`, and `pass_time`, which lets a number of seconds pass
+for the broker. If its broker does not support everything, the module has a set `SUPPORTS` with the supported words of
+`EVERYTHING`; tests of the others are deselected (conftest.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Wait = Callable[[float], None]
 
 
 def needs(*what: str) -> pytest.MarkDecorator:
-    """Only for brokers that can do this; see `EVERYTHING`."""
+    """Marks a test for brokers that support this; see `EVERYTHING`."""
     return pytest.mark.broker_needs(*what)
 
 
 def declared(broker: Broker, **options: Any) -> str:
-    """A new queue with a name of its own; retries are at once unless the options say otherwise."""
+    """Declare a queue with a unique name, with retries without a delay unless the options say otherwise."""
     name = f"q-{uuid.uuid4().hex[:12]}"
     broker.declare(Queue.declare(name, **{"retry": AT_ONCE, **options}))
     return name
@@ -52,7 +52,7 @@ def publish(broker: Broker, name: str, *values: object, **about: Any) -> None:
 
 
 def receive(receiver: Receiver, number: int = 1, timeout: float = 10) -> list[Delivery]:
-    """Exactly so many deliveries."""
+    """Receive exactly this number of deliveries."""
     found: list[Delivery] = []
     while len(found) < number:
         more = receiver.receive(timeout=timeout, max_messages=number - len(found))
@@ -66,7 +66,7 @@ def values(deliveries: Sequence[Delivery]) -> list[Any]:
 
 
 def drained(broker: Broker, name: str, group: str = "") -> list[Any]:
-    """Every message that can be taken now, acknowledged."""
+    """Receive and acknowledge every message that is deliverable now."""
     found: list[Any] = []
     receiver = broker.receiver(name, group, prefetch=10)
     while deliveries := receiver.receive(timeout=_patience(broker, name, group), max_messages=10):
@@ -77,7 +77,7 @@ def drained(broker: Broker, name: str, group: str = "") -> list[Any]:
 
 
 def _patience(broker: Broker, name: str, group: str) -> float:
-    """How many seconds to wait for the next message: a server may take its time to hand out what waits."""
+    """Returns the seconds to wait for the next message: a server may deliver waiting messages late."""
     at_once = isinstance(broker, EmbeddedBroker) or not counts(broker, name, group).waiting
     return 0 if at_once else 2
 
@@ -88,7 +88,7 @@ def counts(broker: Broker, name: str, group: str = "") -> GroupCounts:
 
 
 class TestPublishAndReceive:
-    def test_a_message_comes_as_it_was_published(self, broker):
+    def test_a_message_is_delivered_as_published(self, broker):
         name = declared(broker)
         about = {"routing_key": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
         trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -100,12 +100,12 @@ class TestPublishAndReceive:
         assert {"routing_key": got.routing_key, "key": got.key, "headers": got.headers} == about
         assert (delivery.attempt, delivery.is_redelivery) == (1, False)
 
-    def test_messages_come_in_the_order_of_publishing(self, broker):
+    def test_messages_are_delivered_in_publish_order(self, broker):
         name = declared(broker)
         publish(broker, name, *range(20))
         assert drained(broker, name) == list(range(20))
 
-    def test_an_acknowledged_message_never_comes_again(self, broker, pass_time):
+    def test_an_acknowledged_message_is_never_redelivered(self, broker, pass_time):
         name = declared(broker, visibility_timeout="1s")
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -115,10 +115,10 @@ class TestPublishAndReceive:
         receiver.close()
         assert drained(broker, name) == []
 
-    def test_nothing_comes_from_an_empty_queue(self, broker):
+    def test_an_empty_queue_delivers_nothing(self, broker):
         assert broker.receiver(declared(broker)).receive(timeout=0.05) == []
 
-    def test_a_message_without_an_id_gets_one_of_its_own(self, broker):
+    def test_a_message_without_an_id_gets_a_unique_one(self, broker):
         name = declared(broker)
         first, second = broker.publish(name, [message(1), message(1)])
         assert first.id != second.id
@@ -147,7 +147,7 @@ class TestPublishAndReceive:
         broker.declare(Queue.declare(name))
         assert drained(broker, name) == [1]
 
-    def test_a_receiver_that_waits_is_woken_by_a_message(self, broker):
+    def test_a_message_wakes_a_waiting_receiver(self, broker):
         name = declared(broker)
         receiver, found = broker.receiver(name), []
         thread = threading.Thread(target=lambda: found.extend(receiver.receive(timeout=30)))
@@ -172,7 +172,7 @@ class TestSharing:
         assert drained(broker, name, "mail") == [1]
         assert drained(broker, name, "stock") == [1]
 
-    def test_a_receiver_has_no_more_than_its_prefetch(self, broker):
+    def test_a_receiver_holds_at_most_its_prefetch(self, broker):
         name = declared(broker)
         publish(broker, name, *range(4))
         receiver = broker.receiver(name, prefetch=2)
@@ -181,7 +181,7 @@ class TestSharing:
         receiver.ack(taken[:1])
         assert len(receiver.receive(timeout=10, max_messages=2)) == 1
 
-    def test_what_a_receiver_has_not_settled_goes_back_when_it_closes(self, broker):
+    def test_closing_a_receiver_requeues_its_unsettled_messages(self, broker):
         name = declared(broker)
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -193,7 +193,7 @@ class TestSharing:
 
 
 class TestFailures:
-    def test_a_failed_message_comes_again_with_its_attempt_counted(self, broker):
+    def test_a_nacked_message_is_redelivered_with_the_next_attempt_number(self, broker):
         name = declared(broker)
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -203,7 +203,7 @@ class TestFailures:
             assert receiver.nack(delivery, "no connection") is AckResult.DONE
         assert receive(receiver)[0].attempt == 3
 
-    def test_a_failed_message_rests_before_it_comes_again(self, broker, pass_time):
+    def test_a_nacked_message_is_redelivered_after_the_backoff(self, broker, pass_time):
         name = declared(broker, retry=retry(5, backoff="2s", jitter=0))
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -212,7 +212,7 @@ class TestFailures:
         pass_time(2.5)
         assert receive(receiver)[0].attempt == 2
 
-    def test_a_receiver_may_say_how_long_a_message_rests(self, broker, pass_time):
+    def test_a_nack_may_set_the_delay(self, broker, pass_time):
         name = declared(broker)
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -221,7 +221,7 @@ class TestFailures:
         pass_time(1.5)
         assert receive(receiver)[0].attempt == 2
 
-    def test_a_message_that_fails_too_often_is_dead_with_its_history(self, broker):
+    def test_a_message_that_fails_too_often_becomes_a_dead_letter_with_its_history(self, broker):
         name = declared(broker)
         about = {"routing_key": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
         broker.publish(name, [message({"to": "ada"}, id="m-1", **about)])
@@ -236,7 +236,7 @@ class TestFailures:
         history = [(each.number, each.why, each.worker, each.stack) for each in letter.attempts]
         assert history == [(n, f"no {n}", "w-1", f"line {n}") for n in (1, 2, 3)]
 
-    def test_a_rejected_message_is_dead_at_once(self, broker):
+    def test_a_rejected_message_becomes_a_dead_letter_at_once(self, broker):
         name = declared(broker)
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -246,7 +246,7 @@ class TestFailures:
         assert letter.why == "rejected"
         assert [(each.why, each.stack) for each in letter.attempts] == [("not an address", "line 7")]
 
-    def test_dead_letters_come_oldest_first_and_by_group(self, broker):
+    def test_dead_letters_are_listed_oldest_first_and_by_group(self, broker):
         name = declared(broker, groups=["a", "b"])
         publish(broker, name, 1, 2, 3)
         for each in "ab":
@@ -258,7 +258,7 @@ class TestFailures:
         assert {letter.group for letter in letters} == {"b"}
         assert len(list(broker.dead_letters(name))) == 6
 
-    def test_a_dead_letter_is_put_back_in_line(self, broker):
+    def test_a_dead_letter_is_redriven_to_its_group_only(self, broker):
         name = declared(broker, groups=["a", "b"])
         publish(broker, name, 1)
         receiver = broker.receiver(name, "a")
@@ -271,7 +271,7 @@ class TestFailures:
         receiver.ack([delivery])
         assert drained(broker, name, "b") == [1]
 
-    def test_a_dead_letter_may_be_edited_before_it_is_put_back(self, broker):
+    def test_a_dead_letter_may_be_edited_before_it_is_redriven(self, broker):
         name = declared(broker)
         publish(broker, name, {"to": "ada@"}, headers={"tenant": "acme"})
         receiver = broker.receiver(name)
@@ -283,7 +283,7 @@ class TestFailures:
         assert values([delivery]) == [{"to": "ada@example.org"}]
         assert delivery.message.headers == {"tenant": "acme"}
 
-    def test_a_revived_message_that_dies_again_keeps_its_whole_history(self, broker):
+    def test_a_redriven_message_that_fails_again_keeps_its_whole_history(self, broker):
         name = declared(broker)
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -295,7 +295,7 @@ class TestFailures:
 
 
 class TestStaleSettling:
-    def test_an_acknowledgement_twice_is_stale(self, broker):
+    def test_a_second_acknowledgement_is_stale(self, broker):
         name = declared(broker)
         publish(broker, name, 1, 2)
         receiver = broker.receiver(name)
@@ -306,7 +306,7 @@ class TestStaleSettling:
         assert drained(broker, name) == [2]
         assert list(broker.dead_letters(name)) == []
 
-    def test_a_delivery_that_failed_cannot_be_acknowledged_when_it_is_out_again(self, broker):
+    def test_a_nacked_delivery_is_stale_after_the_redelivery(self, broker):
         name = declared(broker)
         publish(broker, name, 1)
         receiver = broker.receiver(name)
@@ -318,7 +318,7 @@ class TestStaleSettling:
         assert receiver.ack([second]) == [AckResult.DONE]
 
     @needs("visibility")
-    def test_a_receiver_that_was_too_slow_may_take_others(self, broker, pass_time):
+    def test_a_receiver_may_receive_after_a_visibility_timeout(self, broker, pass_time):
         name = declared(broker, visibility_timeout="1s")
         publish(broker, name, 1, 2)
         slow = broker.receiver(name)
@@ -327,7 +327,7 @@ class TestStaleSettling:
         assert len(receive(slow)) == 1
 
     @needs("visibility")
-    def test_a_message_not_settled_in_time_goes_to_another(self, broker, pass_time):
+    def test_a_message_is_redelivered_to_another_receiver_after_the_visibility_timeout(self, broker, pass_time):
         name = declared(broker, visibility_timeout="2s")
         publish(broker, name, 1)
         slow, other = broker.receiver(name, worker="slow"), broker.receiver(name)
@@ -342,7 +342,7 @@ class TestStaleSettling:
         assert drained(broker, name) == []
 
     @needs("visibility")
-    def test_a_message_that_is_extended_stays(self, broker, pass_time):
+    def test_an_extended_message_stays_with_its_receiver(self, broker, pass_time):
         name = declared(broker, visibility_timeout="2s")
         publish(broker, name, 1)
         slow, other = broker.receiver(name), broker.receiver(name)
@@ -354,7 +354,16 @@ class TestStaleSettling:
         assert slow.ack([delivery]) == [AckResult.DONE]
 
     @needs("visibility")
-    def test_a_message_that_kills_its_receivers_is_dead_in_the_end(self, broker, pass_time):
+    def test_an_extension_by_zero_ends_the_visibility_timeout(self, broker):
+        name = declared(broker, visibility_timeout="1 minute")
+        publish(broker, name, 1)
+        slow, other = broker.receiver(name), broker.receiver(name)
+        [delivery] = receive(slow)
+        assert slow.extend(delivery, timedelta(0)) is AckResult.DONE
+        assert receive(other)[0].attempt == 2
+
+    @needs("visibility")
+    def test_a_message_that_kills_its_receivers_becomes_a_dead_letter(self, broker, pass_time):
         name = declared(broker, visibility_timeout="1s", retry=retry(2))
         publish(broker, name, 1)
         for _ in range(2):
@@ -367,7 +376,7 @@ class TestStaleSettling:
 
 
 class TestTime:
-    def test_a_delayed_message_comes_later(self, broker, pass_time):
+    def test_a_delayed_message_is_delivered_after_its_delay(self, broker, pass_time):
         name = declared(broker)
         publish(broker, name, "later", delay=timedelta(seconds=2))
         publish(broker, name, "now")
@@ -375,7 +384,7 @@ class TestTime:
         pass_time(2.5)
         assert drained(broker, name) == ["later"]
 
-    def test_a_message_that_nobody_took_in_time_is_dead(self, broker, pass_time):
+    def test_a_message_not_delivered_within_its_ttl_becomes_a_dead_letter(self, broker, pass_time):
         name = declared(broker)
         publish(broker, name, "old", ttl=timedelta(seconds=1))
         publish(broker, name, "new")
@@ -384,7 +393,7 @@ class TestTime:
         [letter] = broker.dead_letters(name)
         assert (letter.why, letter.attempts) == ("expired", ())
 
-    def test_a_message_that_was_taken_once_does_not_expire(self, broker, pass_time):
+    def test_a_message_that_was_delivered_once_does_not_expire(self, broker, pass_time):
         name = declared(broker)
         publish(broker, name, 1, ttl=timedelta(seconds=1))
         receiver = broker.receiver(name)
@@ -393,7 +402,7 @@ class TestTime:
         receiver.close()
         assert drained(broker, name) == [1]
 
-    def test_a_queue_may_give_all_its_messages_a_time_to_live(self, broker, pass_time):
+    def test_the_ttl_of_a_queue_applies_to_all_its_messages(self, broker, pass_time):
         name = declared(broker, ttl="1s")
         publish(broker, name, 1)
         pass_time(2)
@@ -401,7 +410,7 @@ class TestTime:
         assert [letter.why for letter in broker.dead_letters(name)] == ["expired"]
 
     @needs("dedup")
-    def test_a_second_message_of_one_id_is_not_taken(self, broker, pass_time):
+    def test_a_second_message_with_the_same_id_is_discarded(self, broker, pass_time):
         name = declared(broker, deduplication_window="2s")
         first, second = broker.publish(name, [message(1, id="a"), message(2, id="a")])
         [third] = broker.publish(name, [message(3, id="a")])
@@ -415,14 +424,14 @@ class TestTime:
 
 class TestOrder:
     @needs("priority")
-    def test_higher_priorities_come_first(self, broker):
+    def test_higher_priorities_are_delivered_first(self, broker):
         name = declared(broker)
         for priority in (0, 9, 5, 9):
             publish(broker, name, priority, priority=priority)
         assert drained(broker, name) == [9, 9, 5, 0]
 
     @needs("ordered")
-    def test_one_message_of_a_key_is_out_at_a_time(self, broker):
+    def test_one_message_of_a_key_is_in_flight_at_a_time(self, broker):
         name = declared(broker, ordered=True)
         for number in range(3):
             publish(broker, name, f"a{number}", key="a")
@@ -447,7 +456,7 @@ class TestOrder:
         assert drained(broker, name) == [1, 2]
 
     @needs("ordered")
-    def test_a_dead_letter_lets_the_next_of_its_key_go(self, broker):
+    def test_a_dead_letter_unblocks_the_next_message_of_its_key(self, broker):
         name = declared(broker, ordered=True)
         publish(broker, name, 1, 2, key="a")
         receiver = broker.receiver(name)
@@ -455,14 +464,14 @@ class TestOrder:
         assert values(receive(receiver)) == [2]
 
     @needs("ordered")
-    def test_messages_without_a_key_do_not_wait_for_one_another(self, broker):
+    def test_messages_without_a_key_do_not_block_each_other(self, broker):
         name = declared(broker, ordered=True)
         publish(broker, name, 1, 2)
         assert len(broker.receiver(name, prefetch=5).receive(timeout=5, max_messages=5)) == 2
 
 
 class TestPatterns:
-    def test_groups_choose_by_words(self, broker):
+    def test_groups_select_by_routing_key(self, broker):
         words = {"all": "#", "eu": "orders.*.eu", "orders": "orders.#", "new": ["*.new", "*.new.*"]}
         name = declared(broker, groups=[group(each, routing_key=pattern) for each, pattern in words.items()])
         for each in ("orders.new.eu", "orders.new", "orders", "mails.new", "orders.a.b.eu"):
@@ -472,14 +481,14 @@ class TestPatterns:
         assert drained(broker, name, "orders") == ["orders.new.eu", "orders.new", "orders", "orders.a.b.eu"]
         assert drained(broker, name, "new") == ["orders.new.eu", "orders.new", "mails.new"]
 
-    def test_a_message_that_fits_no_group_is_confirmed_and_gone(self, broker):
+    def test_a_message_that_matches_no_group_is_confirmed_and_not_stored(self, broker):
         name = declared(broker, groups=[group("eu", routing_key="*.eu")])
         [confirmed] = broker.publish(name, [message(1, routing_key="orders.us")])
         assert (confirmed.groups, confirmed.dropped) == (0, False)
         assert drained(broker, name, "eu") == []
 
     @needs("headers")
-    def test_groups_choose_by_headers(self, broker):
+    def test_groups_select_by_headers(self, broker):
         name = declared(broker, groups=["all", group("acme", headers={"tenant": "acme", "kind": "x"})])
         publish(broker, name, 1, headers={"tenant": "acme", "kind": "x", "more": "1"})
         publish(broker, name, 2, headers={"tenant": "acme"})
@@ -487,7 +496,7 @@ class TestPatterns:
         assert drained(broker, name, "all") == [1, 2]
 
     @needs("sql")
-    def test_groups_choose_by_a_condition_in_sql(self, broker):
+    def test_groups_select_by_an_sql_condition(self, broker):
         name = declared(broker, groups=["all", group("large", where="amount > 100 and country = 'DE'")])
         for amount, country in ((50, "DE"), (150, "DE"), (150, "FR"), ("many", "DE"), (None, "DE")):
             publish(broker, name, {"amount": amount, "country": country})
@@ -497,7 +506,7 @@ class TestPatterns:
 
 
 class TestLimits:
-    def test_a_full_queue_pushes_back(self, broker):
+    def test_a_full_queue_applies_backpressure(self, broker):
         name = declared(broker, limit=3, overload=backpressure("100 ms"))
         publish(broker, name, 1, 2, 3)
         with pytest.raises(OverloadedError) as caught:
@@ -507,7 +516,7 @@ class TestLimits:
         publish(broker, name, 5)
         assert drained(broker, name) == [5]
 
-    def test_who_waits_for_room_goes_on_when_there_is_some(self, broker):
+    def test_a_waiting_publisher_continues_when_there_is_room(self, broker):
         name = declared(broker, limit=1, overload=backpressure("30 s"))
         publish(broker, name, 1)
         thread = threading.Thread(target=publish, args=(broker, name, 2))
@@ -535,7 +544,7 @@ class TestLimits:
 
 @needs("counts")
 class TestCounts:
-    def test_every_message_is_counted_where_it_is(self, broker):
+    def test_every_message_is_counted_in_its_state(self, broker):
         name = declared(broker, retry=retry(2, backoff="1h"))
         publish(broker, name, *range(6))
         publish(broker, name, 6, delay=timedelta(hours=1))
@@ -549,7 +558,7 @@ class TestCounts:
         assert (found.published, found.acked, found.redelivered) == (7, 1, 0)
 
     @needs("totals")
-    def test_published_is_the_sum_of_where_messages_are(self, broker, pass_time):
+    def test_published_is_the_sum_of_all_states(self, broker, pass_time):
         name = declared(broker, limit=5, overload=drop("newest"), ttl="2s", retry=AT_ONCE)
         publish(broker, name, *range(10))
         receiver = broker.receiver(name, prefetch=2)

@@ -1,4 +1,4 @@
-"""What tests of the embedded queue start from: processes that take turns with it and are killed at a chosen step."""
+"""Helpers for tests of the embedded queue: brokers, messages, and processes killed at a chosen SQL statement."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ AT_ONCE = retry(3, backoff="0s", jitter=0)
 
 
 def opened(folder: Path, **options: Any) -> EmbeddedBroker:
-    """A broker with a queue `q`; retries are at once unless the options say otherwise."""
-    broker = EmbeddedBroker(folder)
-    broker.declare(Queue.declare("q", **{"retry": AT_ONCE, **options}))
-    return broker
+    return declare(EmbeddedBroker(folder), **options)
 
 
 def declare(broker: EmbeddedBroker, **options: Any) -> EmbeddedBroker:
+    """Declare a queue `q`, with retries without a delay unless the options say otherwise; returns the broker."""
     broker.declare(Queue.declare("q", **{"retry": AT_ONCE, **options}))
     return broker
 
@@ -38,9 +36,9 @@ def numbered(first: int, number: int, **about: Any) -> list[OutgoingMessage]:
 
 
 def killed_at(statement: int, folder: Path, work: Callable[[EmbeddedBroker], Callable[[], object]]) -> bool:
-    """Run work in a child that is killed when it comes to its so-manieth statement; True if it was.
+    """Run work in a child that is killed at the SQL statement with this number; returns whether it was.
 
-    `work` prepares, and returns the step that is counted. A child that comes to the end is killed too.
+    `work` prepares, and returns the step whose statements are counted. A child that reaches the end exits with code 7.
     """
 
     def child() -> None:

@@ -1,4 +1,4 @@
-"""A queue as simple as it can be: a list of messages for each group, looked through from the start every time."""
+"""A simple model of a queue: a list of messages for each group, scanned from the start at each step."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Waiting:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What a receiver thinks that it has."""
+    """A delivery as its receiver sees it; it may have expired."""
 
     message: Waiting
     claims: int
 
 
 class Model:
-    """What the queue must do; time is in microseconds."""
+    """The expected behaviour of a queue; times are in microseconds."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -53,7 +53,7 @@ class Model:
     def publish(
         self, body: bytes, *, id: str | None, key: str | None, priority: int, delay: int, ttl: int | None
     ) -> bool:
-        """False for a duplicate."""
+        """Returns False for a duplicate."""
         if id is not None and self.ids.get(id, 0) > self.now:
             return False
         if id is not None:
@@ -65,7 +65,7 @@ class Model:
         return True
 
     def receive(self, group: str, most: int) -> list[Held]:
-        """Take what comes first."""
+        """Claim the next messages."""
         self.settle_time(group)
         found = []
         for message in self.available(group)[:most]:
@@ -77,7 +77,7 @@ class Model:
         return found
 
     def available(self, group: str) -> list[Waiting]:
-        """What can be taken now, in order."""
+        """Returns the deliverable messages, in order."""
         there = [message for message in self.groups[group] if self._can_be_taken(group, message)]
         return sorted(there, key=lambda message: (-message.priority, message.number))
 
@@ -85,7 +85,7 @@ class Model:
         return message.state == "there" and message.due <= self.now and not self.behind(group, message)
 
     def behind(self, group: str, message: Waiting) -> bool:
-        """Whether another of its key comes first."""
+        """Whether an earlier message of its key is not settled."""
         if not self.queue.ordered or message.key is None:
             return False
         line = [other for other in self.groups[group] if other.key == message.key]
@@ -93,17 +93,17 @@ class Model:
         return first is not message
 
     def has(self, held: Held) -> bool:
-        """Whether a receiver still has what it thinks it has."""
+        """Whether a delivery has not expired and is not settled."""
         return held.message.state == "taken" and held.message.claims == held.claims
 
     def ack(self, held: Held) -> bool:
-        """Done."""
+        """Acknowledge."""
         if has := self.has(held):
             held.message.state = "done"
         return has
 
     def fail(self, held: Held, why: str, rest: int | None, *, final: bool = False) -> bool:
-        """Again, or dead."""
+        """Delay until the next attempt, or make a dead letter."""
         if not self.has(held):
             return False
         message, retry = held.message, self.queue.retry
@@ -118,24 +118,24 @@ class Model:
         return True
 
     def give_back(self, held: Held) -> None:
-        """The receiver closed."""
+        """Requeue: the receiver closed."""
         if self.has(held):
             held.message.state, held.message.due = "there", self.now
 
     def extend(self, held: Held, by: int) -> bool:
-        """Keep it."""
+        """Extend the visibility timeout."""
         if has := self.has(held):
             held.message.until = self.now + by
         return has
 
-    def revive(self, group: str, message: Waiting) -> None:
-        """A dead letter goes to the end of the line."""
+    def redrive(self, group: str, message: Waiting) -> None:
+        """Move a dead letter to the end of the queue."""
         message.state, message.failed, message.due = "there", 0, self.now
         message.expires = None if message.ttl is None else self.now + message.ttl
         message.number, self.published = self.published, self.published + 1
 
     def settle_time(self, group: str) -> None:
-        """What time has done: messages taken from slow receivers, and those that nobody took."""
+        """Fail overdue deliveries, and expire messages that were not delivered."""
         for message in self.groups[group]:
             if message.state == "taken" and message.until <= self.now:
                 self.fail(Held(message, message.claims), "not settled within the visibility timeout", 0)

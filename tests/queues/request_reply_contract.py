@@ -1,4 +1,4 @@
-"""What every way to ask and answer does: tests that each of them runs, with the fixtures of its own `place`."""
+"""The contract of request/reply: these tests run over every transport, chosen by the fixture `place`."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def work(question):
     if question == "die":
         os._exit(9)
     return os.getpid()
-answering = open_responder(sys.argv[1], [Answer.from_function(work, sys.argv[2])])
+responder = open_responder(sys.argv[1], [Answer.from_function(work, sys.argv[2])])
 print("ready", flush=True)
 sys.stdin.read()
-answering.close()
+responder.close()
 """
 
 
 def begun(place: str, subject: str) -> subprocess.Popen[bytes]:
-    """A process that answers with its number, unless it is told to die."""
+    """Start a process that answers with its pid, unless it is told to die."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, place, subject], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -50,21 +50,21 @@ def begun(place: str, subject: str) -> subprocess.Popen[bytes]:
 
 
 class TestAnswers:
-    """Each asker gets the answer to its own question."""
+    """Each requester gets the answer to its own request."""
 
-    def test_each_of_many_askers_gets_the_answer_to_its_own_question(self, client, answer, subject):
+    def test_each_of_many_requesters_gets_the_answer_to_its_own_request(self, client, answer, subject):
         for _ in range(3):
             answer(lambda question: question["n"] * 2, threads=2)
         with ThreadPoolExecutor(16) as threads:
             answers = list(threads.map(lambda n: client.ask(subject, {"n": n}, timeout=LONG), range(400)))
         assert answers == [2 * n for n in range(400)]
 
-    def test_values_of_any_form_come_back(self, client, answer, subject):
+    def test_any_json_value_is_returned(self, client, answer, subject):
         answer(lambda question: question)
         for value in ({"a": [1, {"b": None}]}, [1, "two"], "text", 1.5, None, True):
             assert client.ask(subject, value, timeout=LONG) == value
 
-    def test_the_classes_of_question_and_answer_are_the_users(self, client, answer, subject):
+    def test_requests_and_answers_may_be_instances_of_classes(self, client, answer, subject):
         def swapped(pair: Pair) -> Pair:
             return Pair(pair.b, pair.a)
 
@@ -73,7 +73,7 @@ class TestAnswers:
         with pytest.raises(BadEventError):
             client.ask(subject, {"a": "no number"}, timeout=LONG)
 
-    def test_partial_results_come_back_at_the_deadline(self, client, answer, subject):
+    def test_ask_all_returns_partial_results_at_the_deadline(self, client, answer, subject):
         release = threading.Event()
 
         def part(question):
@@ -84,20 +84,20 @@ class TestAnswers:
             return question["partition"] * 10
 
         answer(part)
-        gathered = client.ask_all(subject, [{"partition": n} for n in range(4)], timeout=3)
+        replies = client.ask_all(subject, [{"partition": n} for n in range(4)], timeout=3)
         release.set()
-        assert gathered.answers == [0, None, None, 30]
-        assert {number: type(error) for number, error in gathered.errors.items()} == {
+        assert replies.answers == [0, None, None, 30]
+        assert {number: type(error) for number, error in replies.errors.items()} == {
             1: NoAnswerError,
             2: AnswerFailedError,
         }
-        assert not gathered.complete
+        assert not replies.complete
 
 
 class TestErrors:
-    """An error is carried, and a question put once."""
+    """An error is returned, and a request is delivered once."""
 
-    def test_an_error_is_carried_with_type_message_and_stack(self, client, answer, subject):
+    def test_an_error_is_returned_with_type_message_and_stack(self, client, answer, subject):
         def broken(question):
             raise ZeroDivisionError("no such price")
 
@@ -110,7 +110,7 @@ class TestErrors:
         with pytest.raises(AnswerFailedError):  # and the worker still answers
             client.ask(subject, {}, timeout=LONG)
 
-    def test_a_question_is_put_once_also_when_it_fails(self, client, answer, subject):
+    def test_a_failing_request_is_delivered_once(self, client, answer, subject):
         seen = []
 
         def broken(question):
@@ -125,9 +125,9 @@ class TestErrors:
 
 
 class TestTime:
-    """A question ends with its time."""
+    """A request ends at its deadline."""
 
-    def test_an_answer_that_comes_too_late_is_nobodys(self, client, answer, subject):
+    def test_a_late_answer_is_dropped(self, client, answer, subject):
         release = threading.Event()
 
         def slow(question):
@@ -142,7 +142,7 @@ class TestTime:
         release.set()
         assert [client.ask(subject, n, timeout=LONG) for n in range(20)] == list(range(20))
 
-    def test_a_question_whose_time_is_over_before_its_turn_is_not_put(self, client, answer, subject):
+    def test_a_request_that_times_out_before_its_turn_is_not_delivered(self, client, answer, subject):
         release, seen = threading.Event(), []
 
         def busy(question):
@@ -161,7 +161,7 @@ class TestTime:
             client.ask(subject, "third", timeout=LONG)
         assert seen == ["first", "third"]
 
-    def test_async_functions_answer_at_the_same_time_and_end_with_the_question(self, client, answer, subject):
+    def test_async_functions_run_concurrently_and_end_with_the_request(self, client, answer, subject):
         ended = threading.Event()
 
         async def slow(question):
@@ -180,9 +180,9 @@ class TestTime:
 
 
 class TestPressure:
-    """Too many questions are refused."""
+    """Requests over the limit are refused."""
 
-    def test_more_questions_than_may_wait_are_refused_at_once(self, client, answer, subject):
+    def test_requests_over_the_limit_are_refused_at_once(self, client, answer, subject):
         release, seen = threading.Event(), []
 
         def busy(question):
@@ -192,18 +192,18 @@ class TestPressure:
 
         answer(busy, threads=1, limit=1)
         with ThreadPoolExecutor(10) as threads:
-            asked = [threads.submit(client.ask, subject, n, timeout=LONG) for n in range(10)]
-            while sum(one.done() for one in asked) < 8:
+            pending = [threads.submit(client.ask, subject, n, timeout=LONG) for n in range(10)]
+            while sum(one.done() for one in pending) < 8:
                 time.sleep(0.01)
             release.set()
-            errors = [type(one.exception(LONG)) for one in asked]
+            errors = [type(one.exception(LONG)) for one in pending]
         assert (errors.count(OverloadedError), errors.count(type(None)), len(seen)) == (8, 2, 2)
 
 
 class TestCancelling:
-    """A question ends with whoever asks."""
+    """A request ends with its requester."""
 
-    def test_a_cancelled_task_cancels_its_question(self, connected, answer, subject):
+    def test_a_cancelled_task_cancels_its_request(self, connected, answer, subject):
         release, seen = threading.Event(), []
 
         def busy(question):
@@ -228,7 +228,7 @@ class TestCancelling:
         asyncio.run(main())
         assert seen == ["first", "third"]
 
-    def test_a_client_that_is_closed_ends_its_questions(self, connected, answer, subject):
+    def test_closing_a_client_ends_its_requests(self, connected, answer, subject):
         release, seen = threading.Event(), threading.Event()
 
         def busy(question):
@@ -237,8 +237,8 @@ class TestCancelling:
 
         answer(busy)
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(connected.ask, subject, 1, timeout=LONG)
+            pending = threads.submit(connected.ask, subject, 1, timeout=LONG)
             seen.wait(LONG)
             connected.close()
-            assert isinstance(asked.exception(LONG), NoAnswerError)
+            assert isinstance(pending.exception(LONG), NoAnswerError)
             release.set()

@@ -1,4 +1,4 @@
-"""The embedded broker keeps the contract, and what only it can do."""
+"""The embedded broker: the contract, and what only it supports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestBadInput:
             ({"ttl": timedelta(days=400_000)}, BadEventError),
         ],
     )
-    def test_a_message_that_cannot_be_is_refused_with_all_of_its_call(self, broker, about, error):
+    def test_an_invalid_message_fails_the_whole_call(self, broker, about, error):
         declare(broker)
         with pytest.raises(error) as caught:
             broker.publish("q", [OutgoingMessage(b"good"), OutgoingMessage(**{"body": b"1", **about})])
@@ -55,22 +55,23 @@ class TestBadInput:
         with pytest.raises(BadNameError):
             broker.declare(Queue.declare("Q"))
 
-    def test_a_closed_broker_says_so(self, broker):
+    def test_a_closed_broker_raises_a_usage_error(self, broker):
         declare(broker)
         receiver = broker.receiver("q")
         broker.close()
-        with pytest.raises(UsageError, match="closed"):
+        with pytest.raises(UsageError) as caught:
             broker.publish("q", [OutgoingMessage(b"1")])
+        assert type(caught.value) is UsageError  # not an error about the message or the queue
         assert receiver.receive() == []
 
-    def test_a_prefetch_of_nothing_is_refused(self, broker):
+    def test_a_prefetch_of_zero_is_refused(self, broker):
         with pytest.raises(BadSettingError):
             declare(broker).receiver("q", prefetch=0)
 
 
 class TestCost:
     @pytest.mark.parametrize("ordered", [False, True])
-    def test_taking_and_acknowledging_cost_the_same_however_many_wait(self, broker, ordered):
+    def test_the_cost_of_receive_and_ack_does_not_grow_with_the_backlog(self, broker, ordered):
         declare(broker, durability="fast", ordered=ordered)
         few = self.steps(broker, 100)
         many = self.steps(broker, 20_000)

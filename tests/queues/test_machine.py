@@ -1,7 +1,7 @@
-"""The embedded queue as a state machine: Hypothesis chooses the steps, a simple model says what must come of each.
+"""The embedded queue as a state machine: Hypothesis chooses the steps, and a simple model predicts the results.
 
-Every delivery is compared with the model: which messages come, in which order, for the how-manieth time. So nothing is
-lost, nothing comes again that was acknowledged, and the order of each key is kept where it is asked for.
+Every receive is compared with the model: the messages, their order and their attempt numbers. So no message is lost, no
+acknowledged message is redelivered, and an ordered queue keeps the order of each key.
 """
 
 from __future__ import annotations
@@ -156,20 +156,20 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def crash(self, which):
         broker = self.brokers[which]
-        broker._receivers.clear()  # what dies does not give anything back
+        broker._receivers.clear()  # a killed process requeues nothing
         broker.close()
         self.held = [each for each in self.held if self.owners[each[0]] != which]
         self.receivers = {place: each for place, each in self.receivers.items() if place[1] != which}
         self.brokers[which] = self.opened()
 
     @rule(which=st.integers(0, 1), chance=CHANCE)
-    def revive(self, which, chance):
+    def redrive(self, which, chance):
         letters = self.compare_dead(which)
         if letters:
             group, letter, message = letters[chance % len(letters)]
             assert self.brokers[which].redrive("q", [letter]) == 1
             assert self.brokers[which].redrive("q", [letter]) == 0
-            self.model.revive(group, message)
+            self.model.redrive(group, message)
 
     def compare_dead(self, which: int) -> list[tuple[str, object, object]]:
         found = []

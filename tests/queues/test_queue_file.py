@@ -1,10 +1,11 @@
-"""What a queue's file holds: each body once, nothing of messages that are done; and files that are damaged."""
+"""The file of a queue: what it stores, damage, deletion, and the clock that measures delays and visibility."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sqlite3
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from headwater.errors import DamagedError, DiskFullError, NewerFormatError, UnknownQueueError
 from headwater.queues.embedded import EmbeddedBroker
-from headwater.queues.protocol import OutgoingMessage
+from headwater.queues.protocol import AckResult, Delivery, OutgoingMessage
+from tests.faults.simulated_clock import SimulatedClock
 from tests.queues.given import declare, taken
 
 
@@ -91,7 +93,7 @@ def test_a_queue_is_declared_anew_by_every_process_that_uses_it(broker, tmp_path
             assert {counts.group: counts.waiting for counts in again.counts("q")} == {"a": 1, "b": 1}
 
 
-def test_a_file_that_is_no_queue_is_an_error_of_ours(tmp_path):
+def test_a_file_that_is_not_a_queue_raises_damaged_error(tmp_path):
     folder = tmp_path / "queues" / "q"
     folder.mkdir(parents=True)
     (folder / "messages.db").write_bytes(b"nonsense" * 1_000)
@@ -119,7 +121,7 @@ def test_a_queue_of_a_newer_version_is_not_touched(broker, tmp_path, clock):
         declare(again)
 
 
-def test_a_full_disk_is_told_and_harms_nothing(broker):
+def test_a_full_disk_raises_an_error_and_loses_nothing(broker):
     declare(broker)
     broker.publish("q", [OutgoingMessage(b"before")])
     connection = broker._file("q")._connection
@@ -168,3 +170,88 @@ def test_a_queue_that_is_deleted_is_gone_for_everybody(broker, tmp_path, clock, 
         declare(other)
         assert broker.counts("q")[0].published == 0
     assert list((tmp_path / "queues").iterdir()) == [tmp_path / "queues" / "q"]
+
+
+@pytest.mark.parametrize("hours", [-48, 48])
+def test_setting_the_wall_clock_changes_nothing(tmp_path, hours):
+    clock = SimulatedClock()
+    with EmbeddedBroker(tmp_path, clock) as broker:
+        declare(broker, visibility_timeout="1 minute")
+        broker.publish("q", [OutgoingMessage(b"now"), OutgoingMessage(b"later", delay=timedelta(minutes=10))])
+        receiver, [delivery] = taken(broker)
+        clock.jump(hours * 3600 * 1_000_000)
+        assert taken(broker)[1] == []  # forward: neither is anything taken away, nor delivered early
+        clock.advance(59 * 1_000_000)
+        assert receiver.extend(delivery) is AckResult.DONE
+        assert abs(delivery.visible_until - clock.now() - timedelta(hours=-hours)) < timedelta(minutes=2)
+        clock.advance(61 * 1_000_000)
+        assert [each.message.body for each in taken(broker)[1]] == [b"now"]  # back: nothing stays away
+        clock.advance(9 * 60 * 1_000_000)
+        assert b"later" in [each.message.body for each in taken(broker)[1]]
+
+
+def test_time_does_not_go_back_when_the_machine_starts_with_a_wrong_clock(tmp_path):
+    clock = SimulatedClock()
+    with EmbeddedBroker(tmp_path, clock) as broker:
+        declare(broker)
+        clock.advance(3_600 * 1_000_000)
+        broker.publish("q", [OutgoingMessage(b"1", delay=timedelta(seconds=10))])
+    clock.jump(-365 * 86_400 * 1_000_000)
+    clock.reboot()
+    with EmbeddedBroker(tmp_path, clock) as broker:
+        assert taken(broker)[1] == []
+        clock.advance(10 * 1_000_000)
+        assert len(taken(broker)[1]) == 1
+
+
+def test_delays_pass_while_the_machine_is_off(tmp_path):
+    clock = SimulatedClock()
+    with EmbeddedBroker(tmp_path, clock) as broker:
+        declare(broker)
+        clock.advance(3_600 * 1_000_000)
+        broker.publish("q", [OutgoingMessage(b"1", delay=timedelta(hours=2))])
+    clock.jump(3 * 3_600 * 1_000_000)
+    clock.reboot()
+    with EmbeddedBroker(tmp_path, clock) as broker:
+        assert len(taken(broker)[1]) == 1
+
+
+def test_a_receiver_that_waits_wakes_when_a_message_becomes_due(tmp_path):
+    with declare(EmbeddedBroker(tmp_path)) as broker:
+        broker.publish("q", [OutgoingMessage(b"1", delay=timedelta(milliseconds=200))])
+        assert len(broker.receiver("q").receive(timeout=60)) == 1
+
+
+def test_notify_wakes_receivers_after_a_test_clock_advanced(broker, clock):
+    declare(broker)
+    broker.publish("q", [OutgoingMessage(b"1", delay=timedelta(hours=1))])
+    found: list[Delivery] = []
+    receiver = broker.receiver("q")
+    thread = threading.Thread(target=lambda: found.extend(receiver.receive(timeout=60)))
+    thread.start()
+    clock.advance("1 hour")
+    broker.notify("q")
+    thread.join(timeout=60)
+    assert len(found) == 1
+
+
+def test_more_than_one_transaction_moves_may_become_due_at_once(broker, pass_time):
+    declare(broker, durability="fast", visibility_timeout="1 minute")
+    broker.publish("q", [OutgoingMessage(b"old", ttl=timedelta(seconds=1))] * 1_200)
+    broker.publish("q", [OutgoingMessage(b"new")])
+    pass_time(2)
+    assert [each.message.body for each in taken(broker)[1]] == [b"new"]
+    broker.publish("q", [OutgoingMessage(b"later", delay=timedelta(seconds=1))] * 1_200)
+    pass_time(2)
+    [found] = broker.counts("q")
+    assert (found.waiting, found.delayed, found.in_flight, found.expired) == (1_200, 0, 1, 1_200)
+
+
+def test_a_delayed_message_behind_another_of_its_key_is_counted_as_delayed_when_its_turn_comes(broker):
+    declare(broker, ordered=True)
+    broker.publish("q", [OutgoingMessage(b"1", key="k"), OutgoingMessage(b"2", key="k", delay=timedelta(hours=1))])
+    receiver, deliveries = taken(broker)
+    assert broker.counts("q")[0].waiting == 1
+    receiver.ack(deliveries)
+    [found] = broker.counts("q")
+    assert (found.waiting, found.delayed) == (0, 1)

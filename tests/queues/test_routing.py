@@ -35,7 +35,7 @@ from headwater.queues.routing import Router, matches
         ("orders.a+b", "orders.a+b", True),
     ],
 )
-def test_patterns_fit_by_the_rules_of_amqp(pattern, words, expected):
+def test_patterns_match_by_the_rules_of_amqp(pattern, words, expected):
     assert matches(pattern, words) is expected
 
 
@@ -43,7 +43,7 @@ WORD = st.sampled_from(["a", "b"])
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*", "#"]), max_size=5), st.lists(WORD, max_size=6))
-def test_patterns_fit_as_a_regular_expression_does(parts, words):
+def test_patterns_match_as_a_regular_expression_does(parts, words):
     expression = "".join({"*": "[^.]+;", "#": "([^.;]+;)*"}.get(part, part + ";") for part in parts)
     text = "".join(f"{word};" for word in words)
     assert matches(".".join(parts), ".".join(words)) is bool(re.fullmatch(expression.replace("[^.]", "[^.;]"), text))
@@ -53,7 +53,7 @@ def chosen(queue: Queue, *values: object) -> list[tuple[int, ...]]:
     return Router(queue).route([OutgoingMessage(msgspec.json.encode(value)) for value in values])
 
 
-def test_a_queue_whose_groups_choose_nothing_looks_at_no_message():
+def test_a_queue_without_conditions_decodes_no_message():
     queue = Queue.declare("q", groups=["a", "b"])
     assert Router(queue).route([OutgoingMessage(b"not json at all")]) == [(0, 1)]
 
@@ -69,7 +69,7 @@ def test_all_conditions_of_a_group_must_be_met():
     assert Router(queue).route([good, *bad]) == [(0,), (), (), ()]
 
 
-def test_a_message_is_judged_by_itself_whatever_came_with_it():
+def test_a_message_is_routed_independently_of_its_batch():
     queue = Queue.declare("q", groups=[group("a", where="n > 5")])
     values = [{"n": 9}, {"n": "many"}, {"n": [1]}, {"n": 2.5}, {}, 7, "text", None, {"N": 6}]
     assert chosen(queue, *values) == [found for value in values for found in chosen(queue, value)]
@@ -81,6 +81,6 @@ def test_what_is_not_json_meets_no_condition():
     assert Router(queue).route([OutgoingMessage(b"{"), OutgoingMessage(b"{}")]) == [(0,), (0, 1)]
 
 
-def test_a_type_says_what_the_fields_are():
+def test_the_queue_type_sets_the_types_of_fields():
     queue = Queue.declare("q", "at timestamp, n int", groups=[group("a", where="at < timestamp '2026-01-02'")])
     assert chosen(queue, {"at": "2026-01-01T00:00:00Z", "n": 1}, {"at": "2026-01-03T00:00:00Z", "n": 1}) == [(0,), ()]

@@ -1,4 +1,4 @@
-"""Processes and threads that share a queue hear of each other, and let each other go."""
+"""Processes and threads that share a queue notify and release each other."""
 
 from __future__ import annotations
 
@@ -47,40 +47,40 @@ def test_a_receiver_is_woken_from_another_process(tmp_path):
     assert wait_for(pid) == 0
 
 
-@pytest.mark.parametrize("news", ["publish", "nack", "close", "ack", "reject", "revive", "extend", "declare"])
-def test_receivers_that_wait_hear_of_everything_that_they_could_take(broker, news):
+@pytest.mark.parametrize("change", ["publish", "nack", "close", "ack", "reject", "redrive", "extend", "declare"])
+def test_waiting_receivers_are_notified_of_every_deliverable_message(broker, change):
     declare(broker, ordered=True, groups=["a"])
     broker.publish("q", [OutgoingMessage(b"1", key="k"), OutgoingMessage(b"2", key="k")])
     receiver, [delivery] = taken(broker, group="a")
-    if news == "revive":
+    if change == "redrive":
         receiver.reject(delivery)
-    bell = broker._file("q").notifier
-    while bell.wait(bell.generation(), 0.05):
+    notifier = broker._file("q").notifier
+    while notifier.wait(notifier.generation(), 0.05):
         pass
-    heard = bell.generation()
+    heard = notifier.generation()
     {
         "publish": lambda: broker.publish("q", [OutgoingMessage(b"3")]),
         "nack": lambda: receiver.nack(delivery),
         "close": receiver.close,
         "ack": lambda: receiver.ack([delivery]),  # the next of its key
         "reject": lambda: receiver.reject(delivery),
-        "revive": lambda: broker.redrive("q", broker.dead_letters("q")),
+        "redrive": lambda: broker.redrive("q", broker.dead_letters("q")),
         "extend": lambda: receiver.extend(delivery, timedelta(seconds=1)),  # a timer that comes sooner
         "declare": lambda: declare(broker, groups=["a", "b"], ordered=True),
-    }[news]()
-    assert bell.wait(heard, 10)
+    }[change]()
+    assert notifier.wait(heard, 10)
 
 
-def test_taking_and_finishing_the_last_message_disturbs_nobody(broker):
+def test_receiving_and_acknowledging_the_last_message_notifies_nobody(broker):
     declare(broker)
     broker.publish("q", [OutgoingMessage(b"1")])
-    bell = broker._file("q").notifier
-    while bell.wait(bell.generation(), 0.05):
+    notifier = broker._file("q").notifier
+    while notifier.wait(notifier.generation(), 0.05):
         pass
-    heard = bell.generation()
+    heard = notifier.generation()
     receiver, deliveries = taken(broker)
     receiver.ack(deliveries)
-    assert not bell.wait(heard, 0.05)
+    assert not notifier.wait(heard, 0.05)
 
 
 def test_many_threads_wait_with_one_watch(tmp_path):
@@ -104,7 +104,7 @@ def test_many_threads_wait_with_one_watch(tmp_path):
     assert sorted(map(int, found)) == list(range(20))
 
 
-def test_closing_a_broker_lets_those_who_wait_go(tmp_path):
+def test_closing_a_broker_releases_waiting_receivers(tmp_path):
     broker = declare(EmbeddedBroker(tmp_path / "queues"))
     receivers = [broker.receiver("q") for _ in range(3)]
     threads = [threading.Thread(target=_receive_until_closed, args=(each,)) for each in receivers]
@@ -116,13 +116,14 @@ def test_closing_a_broker_lets_those_who_wait_go(tmp_path):
         assert not thread.is_alive()
 
 
-def test_a_process_that_was_forked_is_refused(tmp_path):
+def test_a_forked_process_is_refused(tmp_path):
     with declare(EmbeddedBroker(tmp_path / "queues")) as broker:
 
         def child() -> None:
             for other in (broker, EmbeddedBroker(tmp_path / "queues")):
-                with pytest.raises(UsageError, match="forked"):
+                with pytest.raises(UsageError) as caught:
                     other.publish("q", [OutgoingMessage(b"1")])
+                assert type(caught.value) is UsageError
 
         assert wait_for(fork(child)) == 0
 

@@ -1,4 +1,4 @@
-"""Workers at work: each message to a function, settled by what the function does."""
+"""Workers: each message is passed to a function and settled by its outcome."""
 
 from __future__ import annotations
 
@@ -34,19 +34,17 @@ def app() -> hw.App:
     return hw.App("shop")
 
 
-def begun(client: hw.Client, app: hw.App) -> WorkerPool:
-    for queue in app.queues.values():
-        client.broker.declare(queue.definition)
-    crew = WorkerPool(client, [worker for queue in app.queues.values() for worker in queue.workers])
-    crew.start()
-    return crew
-
-
 def declared(client: hw.Client, app: hw.App) -> WorkerPool:
-    """The same, to be drained by the test."""
+    """Returns a pool to be drained by the test."""
     for queue in app.queues.values():
         client.broker.declare(queue.definition)
     return WorkerPool(client, [worker for queue in app.queues.values() for worker in queue.workers])
+
+
+def begun(client: hw.Client, app: hw.App) -> WorkerPool:
+    pool = declared(client, app)
+    pool.start()
+    return pool
 
 
 def until(true) -> None:
@@ -67,11 +65,11 @@ def test_every_message_is_worked_on_once_by_several_threads(client, app):
     def send(email):
         seen.append((email["n"], threading.current_thread().name))
 
-    crew = begun(client, app)
+    pool = begun(client, app)
     with client.queue("emails") as queue:
         queue.publish_many([{"n": n} for n in range(200)])
     until(lambda: counts(client).acked == 200)
-    crew.stop()
+    pool.stop()
     assert sorted(n for n, _ in seen) == list(range(200))
 
 
@@ -82,15 +80,15 @@ def test_a_function_gets_the_typed_value_and_the_message(client, app):
     def send(email: Email, message: hw.Message):
         seen.append((email, message.attempt, message.headers))
 
-    crew = declared(client, app)
+    pool = declared(client, app)
     with client.queue("emails") as queue:
         queue.publish(Email("ada"), headers={"a": "b"})
-    assert crew.drain() == 1
-    crew.stop()
+    assert pool.drain() == 1
+    pool.stop()
     assert seen == [(Email("ada"), 1, {"a": "b"})]
 
 
-def test_a_failure_gives_back_with_its_stack_until_the_message_is_dead(tmp_path, app):
+def test_a_failing_message_is_redelivered_with_its_stack_until_it_is_dead(tmp_path, app):
     clock = hw.ManualClock("2026-01-01T00:00:00Z")
     emails = app.queue("emails", retry=hw.retry(3, backoff="1s", jitter=0))
 
@@ -99,20 +97,20 @@ def test_a_failure_gives_back_with_its_stack_until_the_message_is_dead(tmp_path,
         raise ConnectionError(email["to"])
 
     with hw.connect(tmp_path, clock=clock) as client:
-        crew = declared(client, app)
+        pool = declared(client, app)
         client.queue("emails").publish({"to": "ada"})
         for _ in range(3):
-            assert crew.drain() == 1
+            assert pool.drain() == 1
             clock.advance("1 minute")
-        assert crew.drain() == 0
-        crew.stop()
+        assert pool.drain() == 0
+        pool.stop()
         (letter,) = client.queue("emails").dead_letters()
     assert [attempt.why for attempt in letter.attempts] == ["ConnectionError: ada"] * 3
     assert "in send" in letter.attempts[0].stack
     assert letter.attempts[0].worker.startswith("send#1")
 
 
-def test_what_can_never_succeed_is_dead_at_once(client, app):
+def test_a_reject_or_invalid_value_becomes_a_dead_letter_at_once(client, app):
     emails, seen = app.queue("emails"), []
 
     @emails.worker
@@ -120,13 +118,13 @@ def test_what_can_never_succeed_is_dead_at_once(client, app):
         seen.append(email)
         raise hw.Reject("no such customer")
 
-    crew = declared(client, app)
+    pool = declared(client, app)
     with client.queue("emails") as queue:
         queue.publish({"to": "ada"})
         queue.publish({"sender": "ada"})  # no Email at all
-        assert crew.drain() == 2
+        assert pool.drain() == 2
         letters = list(queue.dead_letters())
-    crew.stop()
+    pool.stop()
     assert seen == [Email("ada")]
     assert [letter.why for letter in letters] == ["rejected", "rejected"]
     assert letters[0].attempts[-1].why == "no such customer"
@@ -140,9 +138,9 @@ def test_a_function_may_settle_by_itself(client, app):
     def send(message: hw.Message):
         message.nack("later", delay="1 hour")
 
-    crew = declared(client, app)
+    pool = declared(client, app)
     client.queue("emails").publish({})
-    crew.drain(), crew.stop()
+    pool.drain(), pool.stop()
     assert (counts(client).delayed, counts(client).acked) == (1, 0)
 
 
@@ -151,9 +149,9 @@ def test_every_group_gets_every_message_and_shares_it_among_its_workers(client, 
     for group, names in {"mail": ["mail"], "stock": ["stock-1", "stock-2"]}.items():
         for name in names:
             orders.worker(group=group, name=name)(noted(seen, group))
-    crew = declared(client, app)
+    pool = declared(client, app)
     client.queue("orders").publish_many([{"n": n} for n in range(10)])
-    crew.drain(), crew.stop()
+    pool.drain(), pool.stop()
     assert sorted(seen) == sorted((group, n) for group in ("mail", "stock") for n in range(10))
 
 
@@ -178,25 +176,25 @@ def test_async_functions_work_on_several_messages_at_once(client, app):
 
     client.broker.declare(emails.definition)
     client.queue("emails").publish_many([{"n": n} for n in range(10)])
-    crew = begun(client, app)
+    pool = begun(client, app)
     until(lambda: counts(client).acked == 9)
-    crew.stop()
+    pool.stop()
     assert counts(client).dead == 1
     assert most[0] > 1
 
 
-def extended(crew: WorkerPool, every: float) -> None:
-    """Comes back when messages that are extended every so many seconds have been, at least once from now on."""
+def extended(pool: WorkerPool, every: float) -> None:
+    """Wait until messages with this extension interval were extended at least once from now on."""
     seen = set()
 
     def twice() -> bool:
-        seen.update(due for due, rest in list(crew._extender._due.values()) if abs(rest - every) < 0.01)
+        seen.update(due for due, rest in list(pool._extender._due.values()) if abs(rest - every) < 0.01)
         return len(seen) > 2  # the next time is set before an extension: the first of two is over
 
     until(twice)
 
 
-def test_a_message_stays_with_a_worker_that_takes_longer_than_its_time(tmp_path, app):
+def test_the_visibility_timeout_is_extended_while_a_worker_runs(tmp_path, app):
     clock, calls, release = hw.ManualClock("2026-01-01T00:00:00Z"), [], threading.Event()
     emails = app.queue("emails", visibility_timeout="900 ms")
 
@@ -206,21 +204,21 @@ def test_a_message_stays_with_a_worker_that_takes_longer_than_its_time(tmp_path,
         release.wait(LONG)
 
     with hw.connect(tmp_path, clock=clock) as client:
-        crew = begun(client, app)
+        pool = begun(client, app)
         client.queue("emails").publish({})
         until(lambda: calls)
         for _ in range(4):
             clock.advance("800 ms")
             client.broker.notify("emails")
-            extended(crew, 0.3)
+            extended(pool, 0.3)
         assert (counts(client).in_flight, counts(client).redelivered) == (1, 0)
         release.set()
         until(lambda: counts(client).acked == 1)
-        crew.stop()
+        pool.stop()
     assert len(calls) == 1
 
 
-def test_a_stop_lets_the_running_finish_and_gives_the_rest_back(client, app):
+def test_stop_lets_running_functions_finish_and_requeues_the_rest(client, app):
     emails, begun_with, done = app.queue("emails"), [], []
     release = threading.Event()
 
@@ -232,18 +230,18 @@ def test_a_stop_lets_the_running_finish_and_gives_the_rest_back(client, app):
 
     client.broker.declare(emails.definition)
     client.queue("emails").publish_many([{"n": n} for n in range(5)])
-    crew = begun(client, app)
+    pool = begun(client, app)
     until(lambda: begun_with)
-    stopping = threading.Thread(target=crew.stop)
+    stopping = threading.Thread(target=pool.stop)
     stopping.start()
-    until(crew._stopping.is_set)
+    until(pool._stopping.is_set)
     release.set()
     stopping.join()
     assert begun_with == done == [0]
     assert (counts(client).acked, counts(client).waiting, counts(client).in_flight) == (1, 4, 0)
 
 
-def test_what_does_not_finish_in_time_is_given_back(client, app):
+def test_a_message_that_does_not_finish_within_the_grace_is_requeued(client, app):
     emails = app.queue("emails")
     begun_with, release = threading.Event(), threading.Event()
 
@@ -252,10 +250,10 @@ def test_what_does_not_finish_in_time_is_given_back(client, app):
         begun_with.set()
         release.wait(LONG)
 
-    crew = begun(client, app)
+    pool = begun(client, app)
     client.queue("emails").publish({})
     begun_with.wait(LONG)
-    crew.stop(grace=timedelta(milliseconds=50))
+    pool.stop(grace=timedelta(milliseconds=50))
     assert (counts(client).waiting, counts(client).in_flight) == (1, 0)
     release.set()
 
@@ -268,13 +266,13 @@ def test_a_function_that_exits_is_a_failure_and_the_worker_goes_on(client, app):
         if email["n"] == 0:
             raise SystemExit(3)
 
-    crew = declared(client, app)
+    pool = declared(client, app)
     client.queue("emails").publish_many([{"n": 0}, {"n": 1}])
-    crew.drain(), crew.stop()
+    pool.drain(), pool.stop()
     assert (counts(client).dead, counts(client).acked) == (1, 1)
 
 
-def test_a_short_time_is_kept_beside_a_long_one(client, app):
+def test_a_short_visibility_timeout_is_extended_beside_a_long_one(client, app):
     calls, release = [], threading.Event()
 
     def work(job):
@@ -283,10 +281,10 @@ def test_a_short_time_is_kept_beside_a_long_one(client, app):
 
     for name, visible in {"long": "1 hour", "short": "30 seconds"}.items():
         app.queue(name, visibility_timeout=visible).worker(work)
-    crew = begun(client, app)
+    pool = begun(client, app)
     client.queue("long").publish({"queue": "long"})
     until(lambda: calls == ["long"])
     client.queue("short").publish({"queue": "short"})
-    until(lambda: len(calls) == 2 and crew._extender._next_due < time.monotonic() + 30)
+    until(lambda: len(calls) == 2 and pool._extender._next_due < time.monotonic() + 30)
     release.set()
-    crew.stop()
+    pool.stop()

@@ -1,4 +1,4 @@
-"""Queues in the world of a test: workers run when it settles, and rests pass by the test's clock."""
+"""Queues under `headwater.testing`: workers run in `settle`, and delays follow the test clock."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ def check_producer(id: str) -> str:
     return id
 
 
-def check_name_clash(name: str, others: Sequence[str]) -> None:
+def check_name_clash(name: str, others: Sequence[str], *, what: str = "topic") -> None:
     """Reject a new name that would clash with another on some file system or in Kafka's metrics.
 
     Example:
@@ -435,7 +435,7 @@ def check_name_clash(name: str, others: Sequence[str]) -> None:
     for other in others:
         if normalize_name(other) == normalize_name(name):
             raise BadNameError(
-                f"{name!r} is too close to the topic {other!r}",
+                f"{name!r} is too close to the {what} {other!r}",
                 detail="names that differ only by case or by . against _ clash in file systems and in Kafka",
                 name=name,
             )

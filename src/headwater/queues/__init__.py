@@ -9,11 +9,9 @@ requests and answers.
 from headwater.queues.declarations import Bridge, DeclaredQueue, QueueOptions, TargetKind, Worker
 from headwater.queues.message import Message, Reject
 from headwater.queues.protocol import (
-    AckResult,
     Attempt,
     Broker,
     DeadLetter,
-    Delivery,
     GroupCounts,
     OutgoingMessage,
     PublishConfirm,
@@ -22,13 +20,11 @@ from headwater.queues.protocol import (
 from headwater.queues.queue import Group, Queue, Retry, group, retry
 
 __all__ = [
-    "AckResult",
     "Attempt",
     "Bridge",
     "Broker",
     "DeadLetter",
     "DeclaredQueue",
-    "Delivery",
     "Group",
     "GroupCounts",
     "Message",

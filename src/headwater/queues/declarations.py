@@ -21,7 +21,16 @@ from headwater.log import Durability, Overload
 from headwater.queues.message import Message
 from headwater.queues.queue import Group, Queue, Retry
 
-__all__ = ["Bridge", "DeclaredQueue", "QueueOptions", "TargetKind", "Worker", "WorkerArguments", "inspect_arguments"]
+__all__ = [
+    "Bridge",
+    "DeclaredQueue",
+    "QueueOptions",
+    "TargetKind",
+    "Worker",
+    "WorkerArguments",
+    "inspect_arguments",
+    "location_of",
+]
 
 
 class TargetKind(StrEnum):
@@ -33,7 +42,7 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True)
 class Bridge:
-    """Copies what arrives at the source to the target. Made by `app.bridge`.
+    """Copies events from a topic to a queue, or messages from a queue to a topic. Made by `app.bridge`.
 
     Args:
         source: The name of the topic or queue to read.
@@ -58,7 +67,7 @@ class Bridge:
 
     @property
     def group(self) -> str:
-        """The consumer group of the topic, or the group of the queue, by which the bridge reads."""
+        """The consumer group of the topic, or the group of the queue, as which the bridge reads."""
         return f"hw.feed.{self.target}" if self.target_kind is TargetKind.QUEUE else f"to-{self.target}"
 
 
@@ -68,7 +77,7 @@ _ASYNC_PREFETCH: Final = 10
 
 @dataclass(frozen=True)
 class WorkerArguments:
-    """The arguments of a function: the value, the message or both, and the class of the value.
+    """The arguments of a worker's function: the value, the message or both.
 
     Args:
         parameters: "value" and "message", in the order of the function's parameters.
@@ -84,7 +93,7 @@ class WorkerArguments:
         Raises:
             BadEventError: The value does not match the class.
         """
-        return [message.value if one == "value" else message for one in self.parameters]
+        return [message.value if parameter == "value" else message for parameter in self.parameters]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +141,8 @@ class Worker:
         given = {name: value for name, value in options.items() if value is not None}
         for name in ("threads", "processes", "prefetch"):
             if not isinstance(given.get(name, 1), int) or given.get(name, 1) < 1:
-                raise BadWorkerError(f"{given[name]!r} {name} of a worker", fix=f"{name}=1 or more", location=location)
+                what = f"a worker cannot have {given[name]!r} {name}"
+                raise BadWorkerError(what, fix=f"{name}=1", detail="use 1 or more", location=location)
         arguments = inspect_arguments(function, type_, location=location)
         if inspect.iscoroutinefunction(function):
             given.setdefault("prefetch", _ASYNC_PREFETCH)
@@ -176,13 +186,13 @@ def inspect_arguments(
             continue
         hint = hints.get(parameter.name)
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            what = f"a worker is called with a value and a message, not with {parameter}"
+            what = f"a worker is called with a value and a message; it cannot have the parameter {parameter}"
             raise BadWorkerError(what, fix=_FIX, location=location)
         order.append("message" if hint is Message else "value")
         if hint is not Message and isinstance(hint, type) and is_record(hint):
             as_ = hint
     if not order or len(order) != len(set(order)):
-        what = f"a worker is called with a value, a message or both, not with {len(order)} values"
+        what = f"a worker is called with a value, a message or both; this one has {len(order)} parameters"
         raise BadWorkerError(what, fix="def send(email: Email, message: hw.Message) -> None: …", location=location)
     return WorkerArguments(tuple(order), as_)
 
@@ -200,9 +210,9 @@ def _type_hints(function: Any, location: SourceLocation | None) -> dict[str, Any
         return typing.get_type_hints(inspect.unwrap(function))
     except (NameError, AttributeError) as error:
         what = f"the annotations of {getattr(function, '__name__', function)} cannot be read: {error}"
-        fix = "define the classes it names at the top of the module, before it"
+        fix = "define the classes that it names before it, at the top level of the module"
         raise BadWorkerError(what, fix=fix, location=location) from None
-    except TypeError:  # an object that is called has no annotations of its own
+    except TypeError:  # a callable object has no annotations of its own
         return {}
 
 
@@ -278,16 +288,17 @@ class DeclaredQueue:
     @property
     def definition(self) -> Queue:
         """The definition for the broker; its groups are those of workers and bridges, and those the user named."""
-        named = {group.name: group for group in self._definition.groups if self._groups_given}
-        own = [worker.group for worker in self._workers] + [bridge.group for bridge in self._bridges]
-        named = {name: Group(name) for name in own} | named
-        if not own:
+        used = [worker.group for worker in self._workers] + [bridge.group for bridge in self._bridges]
+        if not used:
             return self._definition
+        groups = {name: Group(name) for name in used}
+        if self._groups_given:
+            groups |= {group.name: group for group in self._definition.groups}
         given = (self._definition.given or frozenset()) | {"groups"}
-        return replace(self._definition, groups=tuple(named.values()), given=given)
+        return replace(self._definition, groups=tuple(groups.values()), given=given)
 
     def add_bridge(self, bridge: Bridge) -> None:
-        """Add a bridge that copies every message to a topic, through a group of its own."""
+        """Add a bridge from this queue to a topic; it reads as a group of its own."""
         self._bridges.append(bridge)
 
     @overload
@@ -335,29 +346,25 @@ class DeclaredQueue:
         options = {"name": name, "threads": threads, "processes": processes, "prefetch": prefetch}
 
         def declare(found: F) -> F:
-            self._add_worker(
-                Worker.from_function(found, self.name, self._type, group=self._resolve_group(group), **options)
-            )
+            worker = Worker.from_function(found, self.name, self._type, group=self._resolve_group(group), **options)
+            if any(known.name == worker.name for known in self._workers):
+                what = f'queue "{self.name}" has two workers named "{worker.name}"'
+                raise BadWorkerError(what, fix='name="another"', location=worker.location, queue=self.name)
+            self._workers.append(worker)
             return found
 
         return declare if function is None else declare(function)
 
     def _resolve_group(self, group: str | None) -> str:
-        names = [one.name for one in self._definition.groups]
+        names = [known.name for known in self._definition.groups]
         if not self._groups_given:
             return group or ""
         if group is None and len(names) == 1:
             return names[0]
         if group not in names:
-            what = f'queue "{self.name}" has no group "{group}"' if group else "the worker names no group"
+            what = f'queue "{self.name}" has no group "{group}"' if group else "the worker does not name its group"
             raise BadWorkerError(what, detail=f"groups: {', '.join(names)}", fix=f'group="{names[0]}"', queue=self.name)
         return group
-
-    def _add_worker(self, worker: Worker) -> None:
-        if any(before.name == worker.name for before in self._workers):
-            what = f'queue "{self.name}" has two workers named "{worker.name}"'
-            raise BadWorkerError(what, fix='name="another"', location=worker.location, queue=self.name)
-        self._workers.append(worker)
 
     def __repr__(self) -> str:
         return f"DeclaredQueue({self.name!r}, workers={[worker.name for worker in self._workers]})"

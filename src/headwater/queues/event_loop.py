@@ -42,8 +42,14 @@ class EventLoopThread:
             UsageError: The loop is closed, or this process was forked from the one that has its thread.
         """
         if self.closed or os.getpid() != self._process:
-            work.close()
-            raise self._usage_error()
+            work.close()  # else Python warns that it was never awaited
+            if self.closed:
+                raise UsageError("the connection is closed", fix="open it again")
+            raise UsageError(
+                "this process was forked from one that has open connections",
+                detail="threads and connections do not survive a fork",
+                fix='start the process without a fork, such as by multiprocessing.get_context("spawn")',
+            )
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -59,15 +65,6 @@ class EventLoopThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-
-    def _usage_error(self) -> UsageError:
-        if self.closed:
-            return UsageError("the connection is closed", fix="open it again")
-        return UsageError(
-            "this process was forked from one that has open connections",
-            detail="threads and connections do not survive a fork",
-            fix='start it afresh, such as multiprocessing.get_context("spawn")',
-        )
 
 
 async def _cancel_others() -> None:

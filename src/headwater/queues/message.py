@@ -1,15 +1,14 @@
 """A received message, its value, and edits of dead letters.
 
-`Message` is one delivery with its four outcomes: ack, nack, reject, extend. `MessageCodec` checks values as
-JSON on publish and returns dicts or instances of the user's class on receive. `check_message` holds the
-limits that apply to every broker. `edit_message` changes fields of a dead letter before a redrive and
-checks the type again.
+`Message` is one delivery with its four calls: ack, nack, reject, extend. `MessageCodec` checks values and encodes them
+as JSON on publish; on receive it returns dicts or instances of the user's class. `check_message` enforces the limits
+that apply to every broker. `edit_message` changes fields of a dead letter before a redrive and checks the type again.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -38,11 +37,11 @@ __all__ = [
 
 
 class MessageCodec:
-    """Makes bodies of values, and values of bodies.
+    """Encodes values as JSON bodies, and decodes them.
 
     Args:
-        schema: The type of the queue's values; without one, any dict that JSON can hold is taken.
-        as_: The class to make of a value; dicts if left out. It is also the type, where there is no other.
+        schema: The type of the queue's values; without one, any dict with a JSON form is accepted.
+        as_: The class of decoded values; dicts by default. Without a schema, it is also the type.
 
     Example:
         >>> from dataclasses import dataclass
@@ -50,18 +49,18 @@ class MessageCodec:
         ... class Email:
         ...     to: str
         ...     tries: int = 1
-        >>> bodies = MessageCodec(as_=Email)
-        >>> bodies.encode({"to": "ada@example.com"})
+        >>> codec = MessageCodec(as_=Email)
+        >>> codec.encode({"to": "ada@example.com"})
         b'{"to":"ada@example.com","tries":1}'
-        >>> bodies.decode(b'{"to":"ada@example.com"}')
+        >>> codec.decode(b'{"to":"ada@example.com"}')
         Email(to='ada@example.com', tries=1)
     """
 
     def __init__(self, schema: pa.Schema | None = None, as_: type | None = None) -> None:
-        typed = as_ if as_ is not None and is_record(as_) else None
-        self._as = typed
-        found = arrow_schema(typed) if schema is None and typed is not None else schema
-        self._codec = None if found is None else Codec(found)
+        self._as = as_ if as_ is not None and is_record(as_) else None
+        if schema is None and self._as is not None:
+            schema = arrow_schema(self._as)
+        self._codec = None if schema is None else Codec(schema)
 
     def encode(self, value: Any) -> bytes:
         """Returns a dict, or an instance of the type, as JSON.
@@ -85,9 +84,11 @@ class MessageCodec:
         """
         if self._codec is not None:
             (row,) = self._codec.rows(self._codec.decode_json([body]))
-        else:
-            row = _decode_json(body)
-        return row if self._as is None else from_row(self._as, row)
+            return row if self._as is None else from_row(self._as, row)
+        try:
+            return msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadJsonError(f"the message is not JSON: {error}", detail=preview(body)) from None
 
 
 def _encode_json(value: Any) -> bytes:
@@ -95,13 +96,6 @@ def _encode_json(value: Any) -> bytes:
         return msgspec.json.encode(to_json_value(to_row(value)))
     except ValueError as error:
         raise BadEventError(f"{preview(value)} cannot be a message: {error}") from None
-
-
-def _decode_json(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadJsonError(f"the message is not JSON: {error}", detail=preview(body)) from None
 
 
 def key_text(value: Any) -> str:
@@ -117,7 +111,7 @@ def key_text(value: Any) -> str:
     try:
         return key_bytes(value).decode()
     except UnicodeDecodeError:
-        raise BadKeyError(f"the key {preview(value)} is not text", fix="give it as text") from None
+        raise BadKeyError(f"the key {preview(value)} is not text", fix="use a text") from None
 
 
 _MAX_TEXT_BYTES = 255  # the limit of AMQP for ids and routing keys
@@ -133,8 +127,9 @@ def check_message(message: OutgoingMessage, row: int) -> None:
         headwater.errors.BadEventError: BAD_EVENT: message 3 has priority 10, which is not from 0 to 9
           nothing of this call was published
     """
-    if not isinstance(message.body, bytes):
-        raise _bad_message(row, "a body that is not bytes", "body")
+    for field, what in _find_invalid_fields(message):
+        detail = "nothing of this call was published"
+        raise BadEventError(f"message {row} has {what}", detail=detail, row=row, field=field)
     if len(message.body) > MAX_EVENT_BYTES:
         raise TooLargeError(
             f"message {row} has {len(message.body):,} bytes, more than {MAX_EVENT_BYTES:,}",
@@ -143,40 +138,36 @@ def check_message(message: OutgoingMessage, row: int) -> None:
             limit=MAX_EVENT_BYTES,
             row=row,
         )
-    if not isinstance(message.priority, int) or not 0 <= message.priority <= 9:
-        raise _bad_message(row, f"priority {message.priority!r}, which is not from 0 to 9", "priority")
-    _check_texts(message, row)
-    for name in ("delay", "ttl"):
-        span = getattr(message, name)
-        if span is not None and not timedelta(0) <= span <= _MAX_DURATION:
-            raise _bad_message(row, f"a {name} of {span}", name)
     if message.headers:
         check_headers(message.headers)
     if message.traceparent is not None:
         check_traceparent(message.traceparent)
 
 
-def _check_texts(message: OutgoingMessage, row: int) -> None:
+def _find_invalid_fields(message: OutgoingMessage) -> Iterator[tuple[str, str]]:
+    body: object = message.body  # users may pass anything
+    if not isinstance(body, bytes):
+        yield "body", "a body that is not bytes"
+    if not isinstance(message.priority, int) or not 0 <= message.priority <= 9:
+        yield "priority", f"priority {message.priority!r}, which is not from 0 to 9"
     for name in ("id", "key", "routing_key"):
         text = getattr(message, name)
-        if text is None and name != "routing_key":
-            continue
-        if not isinstance(text, str) or not _is_valid_text(text) or (name == "id" and not text):
-            raise _bad_message(
-                row, f"{name} {str(text)[:40]!r}, which is not text of up to {_MAX_TEXT_BYTES} bytes", name
-            )
+        if not _is_valid_text(text, name):
+            yield name, f"{name} {str(text)[:40]!r}, which is not text of up to {_MAX_TEXT_BYTES} bytes"
+    for name in ("delay", "ttl"):
+        span = getattr(message, name)
+        if span is not None and not timedelta(0) <= span <= _MAX_DURATION:
+            yield name, f"a {name} of {span}, which is not from 0 to 100 years"
 
 
-def _is_valid_text(text: str) -> bool:
+def _is_valid_text(text: object, field: str) -> bool:
+    if text is None:
+        return field != "routing_key"
+    shortest = 1 if field == "id" else 0
     try:
-        return len(text.encode()) <= _MAX_TEXT_BYTES and "\0" not in text
+        return isinstance(text, str) and shortest <= len(text.encode()) <= _MAX_TEXT_BYTES and "\0" not in text
     except UnicodeEncodeError:
         return False
-
-
-def _bad_message(row: int, what: str, field: str) -> BadEventError:
-    detail = "nothing of this call was published"
-    return BadEventError(f"message {row} has {what}", detail=detail, row=row, field=field)
 
 
 class Reject(Exception):
@@ -213,7 +204,7 @@ class Message:
 
     @property
     def value(self) -> Any:
-        """The published value: a dict, or an instance of the requested class.
+        """The published value, decoded at each access: a dict, or an instance of the requested class.
 
         Raises:
             BadEventError: The value does not match the type.
@@ -252,7 +243,7 @@ class Message:
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was delivered before, so that its work may be done already."""
+        """Whether it was delivered before; its work may already be done."""
         return self._delivery.is_redelivery
 
     @property
@@ -366,17 +357,14 @@ def edit_message(queue: Queue, letter: DeadLetter, edits: Mapping[str, Any]) -> 
         return letter
     value = msgspec.json.decode(letter.message.body)
     for path, new in edits.items():
-        _set_field(value, path.split("."), new, path)
+        *outer, last = path.split(".")
+        target = value
+        for name in outer:
+            target = target.get(name) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            raise BadEventError(f"the message has no field {path!r} to set", field=path)
+        target[last] = new
     body = MessageCodec(queue.schema).encode(value)
-    moved = queue.key in edits and value.get(queue.key) is not None
-    key = key_text(value[queue.key]) if moved else letter.message.key
+    key_changed = queue.key in edits and value.get(queue.key) is not None
+    key = key_text(value[queue.key]) if key_changed else letter.message.key
     return replace(letter, message=replace(letter.message, body=body, key=key))
-
-
-def _set_field(value: Any, path: Sequence[str], new: Any, full_path: str) -> None:
-    *outer, last = path
-    for name in outer:
-        value = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(value, dict):
-        raise BadEventError(f"the message has no field {full_path!r} to set", field=full_path)
-    value[last] = new

@@ -98,7 +98,7 @@ class Delivery:
 
 
 class AckResult(StrEnum):
-    """The result of settling a delivery."""
+    """The result of settling a delivery, or of extending it."""
 
     DONE = "done"
     STALE = "stale"
@@ -107,7 +107,7 @@ class AckResult(StrEnum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One delivery that did not succeed.
+    """One failed delivery.
 
     Args:
         number: The number of the delivery, from 1.
@@ -126,7 +126,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that a group could not process, with its history.
+    """A message that a group could not process, with the history of its failed deliveries.
 
     Args:
         number: The number of the dead letter in its queue.
@@ -149,7 +149,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """Counts of one group of a queue; those after `dead` are totals since the queue was created.
+    """Counts of one group of a queue; those from `published` on are totals since the queue was created.
 
     They add up: published = waiting + delayed + in_flight + dead + acked + dropped.
 
@@ -180,7 +180,7 @@ class GroupCounts:
 
 @dataclass(frozen=True)
 class BridgeBatch:
-    """Messages on their way from a queue to a topic.
+    """Messages that a bridge has claimed from a queue for a topic.
 
     Args:
         bridge: The name of the bridge.
@@ -194,7 +194,7 @@ class BridgeBatch:
 
 
 class Receiver(Protocol):
-    """Receives messages for one group; unsettled messages are requeued when it closes."""
+    """Receives messages for one group."""
 
     def receive(self, timeout: float | None = 0, max_messages: int = 1) -> list[Delivery]:
         """Returns the next messages, at most `max_messages`.
@@ -215,7 +215,7 @@ class Receiver(Protocol):
         """Extend the visibility timeout from now: by the queue's setting, or `by`."""
 
     def close(self) -> None:
-        """Stop receiving."""
+        """Stop receiving; unsettled messages are requeued."""
 
 
 class Broker(Protocol):
@@ -250,7 +250,7 @@ class Broker(Protocol):
         """Returns dead letters, oldest first."""
 
     def redrive(self, name: str, letters: Iterable[DeadLetter]) -> int:
-        """Redrive dead letters with their current message; returns how many there were."""
+        """Redrive dead letters, each with the message it has now; returns how many were still dead letters."""
 
     def close(self) -> None:
         """Close files and connections."""
@@ -258,17 +258,20 @@ class Broker(Protocol):
 
 @runtime_checkable
 class BridgeBroker(Broker, Protocol):
-    """A broker that stores the progress of bridges in its own transactions: no message is copied twice."""
+    """A broker that commits the progress of bridges together with their messages, so no message is copied twice."""
 
     def publish_from(
         self, name: str, bridge: str, messages: Sequence[tuple[int, OutgoingMessage]]
     ) -> list[PublishConfirm]:
-        """Publish messages made from events, by rising offset; skips offsets published before."""
+        """Publish messages made from events, in offset order; skips offsets published before."""
 
     def claim_for_topic(
         self, name: str, group: str, bridge: str, *, max_messages: int = 500, min_sequence: int = 0, timeout: float = 0
     ) -> BridgeBatch | None:
-        """Returns messages for a topic; the same ones until `confirm_in_topic`. None after `timeout`."""
+        """Claim messages for a topic; returns the same ones until `confirm_in_topic`, and None after `timeout`."""
 
     def confirm_in_topic(self, name: str, batch: BridgeBatch, refused: Mapping[int, str] = ...) -> None:
-        """Confirm that messages are in the topic; those it refused become dead letters with the reason."""
+        """Confirm that messages are in the topic.
+
+        `refused` has the reason for each message that the topic refused, by index: those become dead letters.
+        """

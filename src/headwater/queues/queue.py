@@ -18,6 +18,7 @@ from headwater.errors import (
     HeadwaterError,
     QueueExistsError,
     SourceLocation,
+    UnknownGroupError,
     UnknownQueueError,
     near_names,
 )
@@ -26,7 +27,17 @@ from headwater.log.topic import Durability, Overload, WhenFull, check_name, pars
 from headwater.sql.filter import Filter
 from headwater.units import duration
 
-__all__ = ["Group", "Queue", "Retry", "group", "merge_definition", "retry", "unknown_queue_error"]
+__all__ = [
+    "Group",
+    "Queue",
+    "Retry",
+    "check_prefetch",
+    "group",
+    "merge_definition",
+    "retry",
+    "unknown_group_error",
+    "unknown_queue_error",
+]
 
 _MAX_GROUPS = 1_000
 # Durations among the options of a queue, with the key of each in a stored definition.
@@ -45,10 +56,10 @@ class Retry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.attempts, int) or self.attempts < 1:
-            raise BadSettingError(f"{self.attempts!r} attempts", detail="use 1 or more")
+            raise BadSettingError(f"{self.attempts!r} is not a number of attempts", detail="use 1 or more")
         if self.factor < 1 or not 0 <= self.jitter <= 1 or self.backoff < timedelta(0):
-            what = f"a backoff of {self.backoff} by {self.factor} with jitter {self.jitter} is invalid"
-            raise BadSettingError(what, detail="the factor is 1 or more, the jitter from 0 to 1")
+            what = f"backoff {self.backoff}, factor {self.factor} or jitter {self.jitter} is out of range"
+            raise BadSettingError(what, detail="the backoff is 0 or more, the factor 1 or more, the jitter from 0 to 1")
 
     def delay(self, attempt: int, rng: random.Random | None = None) -> timedelta:
         """Returns the delay after the given attempt has failed; 1 is the first attempt.
@@ -142,6 +153,7 @@ class Queue:
         overload: The policy for messages over the limit.
         durability: What a publish confirm promises.
         schema: The type of its messages; None accepts any JSON.
+        location: Where the user wrote it.
         given: The options the user wrote: only those change an existing queue. None means all.
     """
 
@@ -181,7 +193,7 @@ class Queue:
         Raises:
             BadSettingError: An option is unknown or has an invalid value.
         """
-        known = {each.name for each in fields(cls)} - {"name", "schema", "location", "given"}
+        known = {option.name for option in fields(cls)} - {"name", "schema", "location", "given"}
         if unknown := sorted(set(options) - known):
             what = f"queue {name!r} has no option {unknown[0]!r}"
             raise BadSettingError(what, detail=f"options: {', '.join(sorted(known))}", location=location)
@@ -189,28 +201,27 @@ class Queue:
             read = _parse_options(options)
             if type_ is not None:
                 read["schema"] = arrow_schema(type_)
-            made = cls(check_name(name, what="queue"), location=location, given=frozenset(read), **read)
-            made.check()
+            queue = cls(check_name(name, what="queue"), location=location, given=frozenset(read), **read)
+            queue.check()
         except HeadwaterError as error:
             error.location = error.location or location
             raise
-        return made
+        return queue
 
     def check(self) -> None:
         """Raises if options are invalid or contradict each other."""
         names = [each.name for each in self.groups]
         if not names or len(names) > _MAX_GROUPS or len(set(names)) < len(names):
-            raise self._setting_error(f"groups {names[:10]}", "declare 1 to 1,000 groups with different names")
+            raise self._setting_error(f"invalid groups {names[:10]}", "declare 1 to 1,000 groups with different names")
         for each in self.groups:
             if each.name:
                 check_name(each.name, what="group")
             self._check_condition(each)
         if self.limit is not None and self.limit < 1:
-            raise self._setting_error(f"a limit of {self.limit}", "use 1 or more, or None for no limit")
+            raise self._setting_error(f"a limit of {self.limit} is out of range", "use 1 or more, or None for no limit")
         if self.visibility_timeout <= timedelta(0):
-            raise self._setting_error(
-                f"a visibility timeout of {self.visibility_timeout}", 'use more than 0: visibility_timeout="30s"'
-            )
+            what = f"a visibility timeout of {self.visibility_timeout} is out of range"
+            raise self._setting_error(what, 'use more than 0: visibility_timeout="30s"')
         if self.key is not None and self.schema is not None and self.key not in self.schema.names:
             raise self._setting_error(f"no key column {self.key!r}", f"columns: {', '.join(self.schema.names)}")
 
@@ -224,7 +235,7 @@ class Queue:
                 sign in word and word != sign for word in pattern.split(".") for sign in "*#"
             ):
                 hint = "* and # stand for whole words: orders.*.eu, orders.#"
-                raise self._setting_error(f"the pattern {pattern!r}", hint)
+                raise self._setting_error(f"the routing key pattern {pattern!r} is invalid", hint)
 
     def _setting_error(self, what: str, hint: str) -> BadSettingError:
         return BadSettingError(f"queue {self.name!r}: {what}", detail=hint, location=self.location, queue=self.name)
@@ -239,7 +250,7 @@ class Queue:
         """
         plain = {
             **{name: getattr(self, name) for name in ("name", "key", "ordered", "limit", "durability")},
-            **{key: _to_seconds(getattr(self, name)) for name, key in _DURATION_OPTIONS.items()},
+            **_durations_to_seconds({key: getattr(self, name) for name, key in _DURATION_OPTIONS.items()}),
             "groups": [{"words": each.pop("routing_key"), **each} for each in map(asdict, self.groups)],
             "retry": _durations_to_seconds(asdict(self.retry)),
             "overload": _durations_to_seconds(asdict(self.overload)),
@@ -282,11 +293,13 @@ def merge_definition(existing: Queue, declared: Queue) -> Queue:
         QueueExistsError: An option cannot be changed in place.
         SchemaConflictError: Waiting messages could not be read under the new type.
     """
-    every = {each.name for each in fields(Queue)} - {"name", "location", "given"}
-    changed = {name: getattr(declared, name) for name in (every if declared.given is None else declared.given)}
+    options = {option.name for option in fields(Queue)} - {"name", "location", "given"}
+    changed = {name: getattr(declared, name) for name in (options if declared.given is None else declared.given)}
     if existing.schema is not None and changed.get("schema") is not None:
         changed["schema"] = merge(existing.schema, changed["schema"])
     new = replace(existing, **changed, location=declared.location, given=declared.given)
+    # Waiting messages depend on both: the order of a key is kept only from the first message on, and a file cannot
+    # move between memory and disk.
     for name in ("ordered", "durability"):
         before, after = getattr(existing, name), getattr(new, name)
         if before != after and (name == "ordered" or Durability.MEMORY in (before, after)):
@@ -312,6 +325,23 @@ def unknown_queue_error(name: str, known: Sequence[str]) -> UnknownQueueError:
     )
 
 
+def unknown_group_error(queue: str, group: str, known: Sequence[str]) -> UnknownGroupError:
+    """Returns the error for a group that a queue does not have; it names those it has."""
+    return UnknownGroupError(
+        f'queue "{queue}" has no group "{group}"',
+        detail=f"groups: {', '.join(name or '(unnamed)' for name in known)}",
+        fix=known[0] or "leave the group out",
+        queue=queue,
+        group=group,
+    )
+
+
+def check_prefetch(prefetch: int) -> None:
+    """Raises if a receiver cannot have this prefetch; AMQP would take 0 as no limit."""
+    if prefetch < 1:
+        raise BadSettingError(f"a prefetch of {prefetch} is out of range", detail="use 1 or more")
+
+
 def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
     read = dict(options)
     for name in _DURATION_OPTIONS:
@@ -328,16 +358,12 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
         read["overload"] = parse_overload(read["overload"])
         if read.get("limit") is None:
             read["limit"] = read["overload"].events
-    clearing = {"key", "ttl", "limit"}  # options for which None is a value
-    return {name: value for name, value in read.items() if value is not None or name in clearing}
+    nullable = {"key", "ttl", "limit"}  # None clears these; for other options it means "not given"
+    return {name: value for name, value in read.items() if value is not None or name in nullable}
 
 
 def _durations_to_seconds(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _to_seconds(value) if isinstance(value, timedelta) else value for name, value in values.items()}
-
-
-def _to_seconds(span: timedelta | None) -> float | None:
-    return None if span is None else span.total_seconds()
+    return {name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in values.items()}
 
 
 def _from_seconds(seconds: float | None) -> timedelta | None:

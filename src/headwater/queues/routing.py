@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -51,9 +50,9 @@ def _expand_hashes(reachable: list[bool], parts: list[str]) -> list[bool]:
 class Router:
     """Selects the groups for the messages of one queue.
 
-    An SQL condition sees the fields of the message's value; a value without fields is the field `value`. The fields
-    have the types of the queue's schema, or else those of JSON. A missing field is null. A message on which the
-    condition cannot be evaluated, such as `amount > 100` for a text, does not meet it.
+    An SQL condition sees the fields of the message's value. A value that is not a JSON object is seen as the field
+    `value`. Fields have the types of the queue's schema, or else those of JSON. A missing field is null. If the
+    condition cannot be evaluated for a message, such as `amount > 100` for a text, the message does not meet it.
 
     Example:
         >>> from headwater.queues.queue import group
@@ -75,16 +74,16 @@ class Router:
         """Returns the numbers of the groups that get each message."""
         if not self._filtered_groups:
             return [self._all_groups] * len(messages)
-        refused: list[set[int]] = [set() for _ in messages]
+        excluded: list[set[int]] = [set() for _ in messages]
         for number in self._filtered_groups:
             group, condition = self._groups[number], self._conditions[number]
-            open_ = [at for at, message in enumerate(messages) if _matches_attributes(group, message)]
-            if condition is not None and open_:
-                met = self._evaluate(condition, [messages[at].body for at in open_])
-                open_ = [at for at, good in zip(open_, met, strict=True) if good]
-            for at in set(range(len(messages))).difference(open_):
-                refused[at].add(number)
-        return [tuple(n for n in self._all_groups if n not in no) for no in refused]
+            matching = [at for at, message in enumerate(messages) if _matches_attributes(group, message)]
+            if condition is not None and matching:
+                met = self._evaluate(condition, [messages[at].body for at in matching])
+                matching = [at for at, good in zip(matching, met, strict=True) if good]
+            for at in set(range(len(messages))).difference(matching):
+                excluded[at].add(number)
+        return [tuple(number for number in self._all_groups if number not in out) for out in excluded]
 
     def _evaluate(self, condition: Filter, bodies: list[bytes]) -> list[bool]:
         try:
@@ -96,7 +95,8 @@ class Router:
             return [good for body in bodies for good in self._evaluate(condition, [body])]
 
     def _to_batch(self, condition: Filter, bodies: list[bytes]) -> pa.RecordBatch:
-        values = [_decode_fields(body) for body in bodies]
+        decoded = map(msgspec.json.decode, bodies)
+        values = [value if isinstance(value, dict) else {"value": value} for value in decoded]
         if self._codec is not None:
             return self._codec.encode(values)
         names = {name.casefold() for name in condition.columns}
@@ -109,8 +109,3 @@ def _matches_attributes(group: Group, message: OutgoingMessage) -> bool:
     if group.routing_key and not any(matches(pattern, message.routing_key) for pattern in group.routing_key):
         return False
     return all(message.headers.get(name) == value for name, value in group.headers.items())
-
-
-def _decode_fields(body: bytes) -> dict[str, Any]:
-    value = msgspec.json.decode(body)
-    return value if isinstance(value, dict) else {"value": value}

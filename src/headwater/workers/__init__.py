@@ -1,8 +1,8 @@
 """Runs the user's functions on messages, in threads, processes or an event loop.
 
-The queues of an app with their workers come in. Messages are acknowledged, requeued or rejected. Enter at
-`worker_pool.WorkerPool`; `process` is the program that `headwater run` starts and watches; `bridge` carries records
-between topics and queues.
+The workers of an app come in; messages are acknowledged, requeued or rejected. Enter at `WorkerPool`
+(worker_pool.py). process.py is the program that `headwater run` starts and watches; bridge.py copies records between
+topics and queues.
 """
 
 from headwater.workers.worker_pool import WorkerPool

@@ -1,7 +1,7 @@
-"""Bridges: carry events from a topic to a queue, and messages from a queue to a topic.
+"""Runs bridges: copies events from a topic to a queue, and messages from a queue to a topic.
 
-Between the log and a broker that is a `BridgeBroker` every record arrives once, whichever process is killed. Other
-brokers get at-least-once delivery, with ids by which a consumer can detect duplicates.
+With a `BridgeBroker`, every record arrives once, whichever process is killed. With other brokers, delivery is at least
+once, with ids by which a consumer can detect duplicates.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Final
 
 from headwater.client import Client
 from headwater.errors import BadEventError, BadKeyError, FencedError, OverloadedError, UnknownTopicError
 from headwater.events import Event
-from headwater.queues import Broker, Delivery, OutgoingMessage
+from headwater.queues import Broker, OutgoingMessage
 from headwater.queues.declarations import Bridge, TargetKind
 from headwater.queues.message import MessageCodec, key_text
-from headwater.queues.protocol import BridgeBatch, BridgeBroker, Receiver
+from headwater.queues.protocol import BridgeBroker, Receiver
 
 __all__ = ["BridgeRunner", "open_runner", "run_bridge"]
 
 logger = logging.getLogger("headwater.workers")
 _BATCH_SIZE: Final = 500  # records per step
-_POLL_TIMEOUT: Final = 1.0  # the longest wait in seconds, after which a bridge checks whether to stop
+_POLL_TIMEOUT: Final = 1.0  # seconds of one wait for records, after which a bridge checks whether to stop
 
 
 class BridgeRunner(ABC):
@@ -34,7 +35,7 @@ class BridgeRunner(ABC):
 
     @abstractmethod
     def run_once(self, timeout: float) -> int:
-        """Carry the available records, waiting up to `timeout` seconds; returns their number."""
+        """Copy one batch of records, waiting up to `timeout` seconds for the first; returns their number."""
 
     @abstractmethod
     def close(self) -> None:
@@ -42,7 +43,7 @@ class BridgeRunner(ABC):
 
 
 def run_bridge(client: Client, bridge: Bridge, stopping: threading.Event) -> None:
-    """Carry records until `stopping`; waits for a missing topic, because pipelines create theirs at start."""
+    """Copy records until `stopping`; waits for a missing topic, because pipelines create theirs at start."""
     runner: BridgeRunner | None = None
     while runner is None and not stopping.is_set():
         try:
@@ -97,22 +98,20 @@ class _TopicToQueue(BridgeRunner):
             partitions.setdefault(event.partition, []).append((event.offset, self._to_message(event)))
         try:
             for partition, messages in partitions.items():
-                self._publish(partition, messages)
-        except OverloadedError as error:  # messages that were not carried are delivered again
+                if isinstance(self._broker, BridgeBroker):
+                    self._broker.publish_from(self.bridge.target, f"{self.bridge.source}/{partition}", messages)
+                else:
+                    self._broker.publish(self.bridge.target, [message for _, message in messages])
+        except OverloadedError as error:  # `_pending` still has them: the next call publishes them again
             logger.info("%s waits: %s", self.bridge.name, error.what)
             return 0
-        carried, self._pending = len(self._pending), []
+        copied, self._pending = len(self._pending), []
+        # Committed after the publish: after a crash in between, `publish_from` skips what is published.
         try:
             self._consumer.commit()
-        except FencedError:  # another process now reads the partition, and knows what was already carried
-            logger.info("%s: a partition has moved", self.bridge.name)
-        return carried
-
-    def _publish(self, partition: int, messages: list[tuple[int, OutgoingMessage]]) -> None:
-        if isinstance(self._broker, BridgeBroker):
-            self._broker.publish_from(self.bridge.target, f"{self.bridge.source}/{partition}", messages)
-        else:
-            self._broker.publish(self.bridge.target, [message for _, message in messages])
+        except FencedError:  # another process now reads the partition; `publish_from` skips what is published
+            logger.info("%s: another process now reads a partition", self.bridge.name)
+        return copied
 
     def _to_message(self, event: Event) -> OutgoingMessage:
         field = self._queue.key
@@ -161,33 +160,31 @@ class _QueueToTopic(BridgeRunner):
         )
         if batch is None:
             return 0
-        self._broker.confirm_in_topic(self.bridge.source, batch, self._send(batch))
+        refused = self._send(batch.messages, self._producer_id, batch.first_sequence)
+        self._broker.confirm_in_topic(self.bridge.source, batch, refused)
         return len(batch.messages)
-
-    def _send(self, batch: BridgeBatch) -> dict[int, str]:
-        """Send the messages under their sequence numbers; returns those the topic refuses, with the reason."""
-        refused = {}
-        with self._client.producer(self.bridge.target, id=self._producer_id) as producer:
-            for at, message in enumerate(batch.messages):
-                try:
-                    value = self._codec.decode(message.body)
-                    producer.send(value, sequence=batch.first_sequence + at, **self._event_attributes(message))
-                except (BadEventError, BadKeyError) as error:
-                    refused[at] = error.what
-        return refused
 
     def _run_at_least_once(self, receiver: Receiver, timeout: float) -> int:
         found = receiver.receive(timeout, _BATCH_SIZE)
-        sent: list[Delivery] = []
-        with self._client.producer(self.bridge.target) as producer:
-            for delivery in found:
-                try:
-                    producer.send(self._codec.decode(delivery.message.body), **self._event_attributes(delivery.message))
-                    sent.append(delivery)
-                except (BadEventError, BadKeyError) as error:
-                    receiver.reject(delivery, error.what)
-        receiver.ack(sent)
+        refused = self._send([delivery.message for delivery in found])
+        for at, why in refused.items():
+            receiver.reject(found[at], why)
+        receiver.ack([delivery for at, delivery in enumerate(found) if at not in refused])
         return len(found)
+
+    def _send(
+        self, messages: Sequence[OutgoingMessage], producer_id: str | None = None, first_sequence: int = 0
+    ) -> dict[int, str]:
+        """Send messages to the topic; returns why it refuses some, by index. A producer id makes it skip repeats."""
+        refused = {}
+        with self._client.producer(self.bridge.target, id=producer_id) as producer:
+            for at, message in enumerate(messages):
+                try:
+                    value = self._codec.decode(message.body)
+                    producer.send(value, sequence=first_sequence + at, **self._event_attributes(message))
+                except (BadEventError, BadKeyError) as error:
+                    refused[at] = error.what
+        return refused
 
     def _event_attributes(self, message: OutgoingMessage) -> dict[str, Any]:
         attributes: dict[str, Any] = {"id": message.id, "headers": message.headers, "traceparent": message.traceparent}

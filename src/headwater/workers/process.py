@@ -21,7 +21,7 @@ from headwater.backends import broker_url, open_log, open_responder
 from headwater.client import Client
 from headwater.errors import HeadwaterError
 from headwater.events import SystemClock
-from headwater.profiles import Profile, read_profile
+from headwater.profiles import read_profile
 from headwater.queues import Bridge, Worker
 from headwater.queues.request_reply.dispatcher import Answer
 from headwater.workers.worker_pool import WorkerPool
@@ -50,16 +50,12 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     profile: str = ""
     here: str = ""
 
-    def load_profile(self) -> Profile:
-        """Returns the profile."""
-        return read_profile(self.profile or None, Path(self.here or "."))
-
     def workers(self, app: App) -> list[Worker]:
         """Returns the workers of this process."""
         workers = [worker for queue in app.queues.values() for worker in queue.workers]
         if self.worker or self.subject:
-            return [one for one in workers if (one.queue, one.name) == (self.queue, self.worker)]
-        return [one for one in workers if not one.processes]
+            return [worker for worker in workers if (worker.queue, worker.name) == (self.queue, self.worker)]
+        return [worker for worker in workers if not worker.processes]
 
     def bridges(self, app: App) -> list[Bridge]:
         """Returns the bridges of this process."""
@@ -68,8 +64,8 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     def answers(self, app: App) -> list[Answer]:
         """Returns the answers of this process."""
         if self.worker or self.subject:
-            return [one for one in app.answers.values() if one.subject == self.subject]
-        return [one for one in app.answers.values() if not one.processes]
+            return [answer for answer in app.answers.values() if answer.subject == self.subject]
+        return [answer for answer in app.answers.values() if not answer.processes]
 
 
 def plan_processes(app: App) -> list[dict[str, str]]:
@@ -86,18 +82,23 @@ def plan_processes(app: App) -> list[dict[str, str]]:
     """
     workers = [worker for queue in app.queues.values() for worker in queue.workers]
     answers = app.answers.values()
-    own = [one.processes for one in workers] + [one.processes for one in answers]
-    shared: list[dict[str, str]] = [] if all(own) and not app.bridges else [{}]
-    shared += [{"subject": one.subject} for one in answers for _ in range(one.processes)]
-    return shared + [{"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)]
+    dedicated = all(worker.processes for worker in workers) and all(answer.processes for answer in answers)
+    processes: list[dict[str, str]] = [] if dedicated and not app.bridges else [{}]
+    processes += [{"subject": answer.subject} for answer in answers for _ in range(answer.processes)]
+    processes += [{"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)]
+    return processes
 
 
 def main(argument: str) -> int:
-    """Run until told to stop; returns the exit code of the error, or 0."""
+    """Run until the node ends or sends a signal; returns the exit code of the error, or 0."""
     command = msgspec.json.decode(argument, type=WorkerCommand)
     data = Path(command.data).absolute()
-    _log_to_file(data)
-    node = _redirect_stdout()
+    (data / "workers").mkdir(parents=True, exist_ok=True)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(filename=data / "workers" / "workers.log", level=logging.INFO, format=form)
+    # Standard output leads to the node; what user functions print goes to the terminal instead.
+    node = os.dup(1)
+    os.dup2(2, 1)
     try:
         _run(command, data, node)
     except HeadwaterError as error:
@@ -109,8 +110,9 @@ def main(argument: str) -> int:
 def _run(command: WorkerCommand, data: Path, node: int) -> None:
     ended = threading.Event()
     app = load_app(command.app)
-    profile = command.load_profile()
-    client = _open_client(profile, data)
+    profile = read_profile(command.profile or None, Path(command.here or "."))
+    log = open_log(profile.log.resolve() if profile.log else str(data))
+    client = Client(log, SystemClock(), queues=broker_url(profile, data))
     pool = WorkerPool(client, command.workers(app), command.bridges(app))
     _watch_parent(ended, pool.failed)
     responder = contextlib.ExitStack()
@@ -128,12 +130,6 @@ def _run(command: WorkerCommand, data: Path, node: int) -> None:
         responder.close()
         pool.stop()
         client.close()
-
-
-def _open_client(profile: Profile, data: Path) -> Client:
-    """Open a client for the events and messages of a profile."""
-    log = open_log(profile.log.resolve() if profile.log else str(data))
-    return Client(log, SystemClock(), queues=broker_url(profile, data))
 
 
 def _watch_parent(ended: threading.Event, wake: threading.Event) -> None:
@@ -154,21 +150,8 @@ def _watch_parent(ended: threading.Event, wake: threading.Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _redirect_stdout() -> int:
-    """Returns the stream to the node, and redirects the output of user functions to the terminal."""
-    node = os.dup(1)
-    os.dup2(2, 1)
-    return node
-
-
 def _send(node: int, document: dict[str, object]) -> None:
     os.write(node, msgspec.json.encode(document) + b"\n")
-
-
-def _log_to_file(data: Path) -> None:
-    (data / "workers").mkdir(parents=True, exist_ok=True)
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(filename=data / "workers" / "workers.log", level=logging.INFO, format=form)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from headwater.workers.bridge import BridgeRunner, open_runner, run_bridge
 __all__ = ["VisibilityExtender", "WorkerPool", "WorkerThread"]
 
 logger = logging.getLogger("headwater.workers")
-_EXTENSIONS_PER_TIMEOUT: Final = 3  # extensions per visibility timeout, so that one late extension is harmless
+_EXTENSIONS_PER_TIMEOUT: Final = 3  # more than one, so that a late extension is harmless
 
 
 class VisibilityExtender:
@@ -37,10 +37,10 @@ class VisibilityExtender:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: dict[Message, tuple[float, float]] = {}
+        self._due: dict[Message, tuple[float, float]] = {}  # time of the next extension, and the interval, in seconds
         self._next_due = math.inf
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="headwater-keeping", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headwater-extender", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
@@ -78,16 +78,13 @@ class VisibilityExtender:
                 due = [message for message, (at, _) in self._due.items() if at <= now]
                 for message in due:
                     self._due[message] = (now + self._due[message][1], self._due[message][1])
-            for message in due:
-                _extend(message)
-
-
-def _extend(message: Message) -> None:
-    try:
-        if not message.settled and not message.extend() and not message.settled:
-            logger.warning("%r: the visibility timeout had expired, so others may process it, too", message)
-    except HeadwaterError as error:
-        logger.warning("%r: the visibility timeout could not be extended: %s", message, error.what)
+            for message in due:  # without the lock: an extension may wait for the broker
+                try:
+                    # Asked again afterwards: the worker may settle the message meanwhile.
+                    if not message.settled and not message.extend() and not message.settled:
+                        logger.warning("%r: the visibility timeout had expired; another worker may process it", message)
+                except HeadwaterError as error:
+                    logger.warning("%r: the visibility timeout could not be extended: %s", message, error.what)
 
 
 _POLL_TIMEOUT: Final = 5.0  # seconds of one wait for messages, after which a thread checks whether to stop
@@ -168,8 +165,12 @@ class WorkerThread:
         """Returns the call that settles a message after its function has raised."""
         if isinstance(error, Reject):
             return partial(message.reject, str(error), stack=format_traceback(error))
-        if isinstance(error, BadEventError) and _is_invalid(message):
-            return partial(message.reject, error.what)
+        if isinstance(error, BadEventError):
+            # The function itself may raise it. If the value is the cause, no later attempt can succeed.
+            try:
+                _ = message.value
+            except BadEventError:
+                return partial(message.reject, error.what)
         why = f"{type(error).__name__}: {error}".rstrip(": ")
         logger.info("%s failed on %r: %s", self.worker.name, message, why)
         return partial(message.nack, why, stack=format_traceback(error))
@@ -209,15 +210,6 @@ def _settle_once(message: Message, settle: Callable[[], bool]) -> None:
         logger.warning("%r was settled after its visibility timeout: it may be delivered again", message)
 
 
-def _is_invalid(message: Message) -> bool:
-    """Returns whether the value itself is the cause, so that no later attempt can succeed."""
-    try:
-        _ = message.value
-    except BadEventError:
-        return True
-    return False
-
-
 class WorkerPool:
     """Runs workers on a broker, and bridges between topics and queues; the queues must exist.
 
@@ -252,7 +244,7 @@ class WorkerPool:
         self._extender = VisibilityExtender()
         self._workers = workers
         self._worker_threads: list[WorkerThread] = []
-        self._threads: list[threading.Thread] = []  # those of workers first, in the order of `_worker_threads`
+        self._threads: list[threading.Thread] = []  # those of `_worker_threads` first, in the same order
         self.error: HeadwaterError | None = None
         """The first error that ended a thread."""
         self.failed = threading.Event()
@@ -299,7 +291,7 @@ class WorkerPool:
             thread.join(max(0.0, deadline - time.monotonic()))
         for worker_thread, thread in zip(self._worker_threads, self._threads, strict=False):
             if thread.is_alive():
-                logger.warning("%s did not finish in time; its message is requeued", worker_thread.worker.name)
+                logger.warning("%s did not finish in time; its messages are requeued", worker_thread.worker.name)
                 worker_thread.close()
         self._extender.close()
 

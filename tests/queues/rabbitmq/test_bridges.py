@@ -1,4 +1,4 @@
-"""A topic feeds a queue on RabbitMQ and a queue there a topic: at least once, with ids that tell a second one."""
+"""Bridges to and from queues on RabbitMQ: at least once, with ids that identify repeats."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headwater.workers.bridge import open_runner
 pytestmark = pytest.mark.services
 
 
-def carried(client: hw.Client, feed: Bridge, wanted: int) -> None:
-    carrying = open_runner(client, feed)
+def carried(client: hw.Client, bridge: Bridge, wanted: int) -> None:
+    carrying = open_runner(client, bridge)
     total = 0
     while total < wanted:
         total += carrying.run_once(30)
@@ -29,7 +29,7 @@ def test_events_become_messages_and_messages_events(rabbit, name, tmp_path, monk
         client.create_queue(name, groups=["work", into_topic.group])
         client.send_many("orders", [{"n": n} for n in range(20)])
         carried(client, into_queue, 20)
-        client.reset(into_queue.group, "orders", "earliest")  # as if it had been killed before it said how far it was
+        client.reset(into_queue.group, "orders", "earliest")  # as if it had been killed before it committed its offsets
         carried(client, into_queue, 20)
         with client.queue(name) as queue:
             queue.publish({"n": "many"})

@@ -1,4 +1,4 @@
-"""Queues on RabbitMQ keep the contract of all brokers; what RabbitMQ cannot do is refused."""
+"""The contract of all brokers on RabbitMQ, as far as RabbitMQ supports it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ SUPPORTS = EVERYTHING - {"priority", "ordered", "dedup", "totals", "drop oldest"
 
 @pytest.fixture
 def broker(shared: RabbitBroker) -> Iterator[RabbitBroker]:
-    """One client for all; what a test has not closed is closed when it ends."""
+    """One client for all tests; receivers that a test has not closed are closed after it."""
     yield shared
-    shared.close_receivers()
+    for receiver in shared._receivers:
+        receiver.close()
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def test_a_receiver_consumes_once_after_each_lost_connection(harmed, name):
     proxy.close()
 
 
-def test_questions_whose_answer_is_lost_are_asked_again(harmed, name):
+def test_operations_whose_answer_is_lost_are_repeated(harmed, name):
     proxy = Proxy(harmed.port)
     delayed = OutgoingMessage(b"1", delay=timedelta(hours=1))
     with RabbitBroker(harmed.url(proxy.port), patience=PATIENCE) as broker:
@@ -202,7 +202,7 @@ def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name
     hasty = RabbitBroker(harmed.url(), patience=timedelta(seconds=1))
     harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
     try:
-        with pytest.raises(OverloadedError, match="memory"):
+        with pytest.raises(OverloadedError):
             hasty.publish(name, [OutgoingMessage(b"hasty")])
         patient = threading.Thread(target=broker.publish, args=(name, [OutgoingMessage(b"2")]))
         patient.start()
@@ -223,20 +223,20 @@ def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name
     hasty.close()
 
 
-def test_asking_says_when_the_server_is_low_on_memory_and_goes_on_afterwards(harmed, name):
-    answering = open_responder(harmed.url(), [Answer.from_function(lambda question: question, name)])
-    asker = open_requester(harmed.url())
+def test_requests_fail_while_the_server_is_low_on_memory_and_work_afterwards(harmed, name):
+    responder = open_responder(harmed.url(), [Answer.from_function(lambda question: question, name)])
+    requester = open_requester(harmed.url())
     try:
-        assert asker.request(name, 1, timeout=60).answer() == 1
+        assert requester.request(name, 1, timeout=60).answer() == 1
         harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
-        with pytest.raises(OverloadedError, match="memory"):
-            asker.request(name, 2, timeout=3).answer()
+        with pytest.raises(OverloadedError):
+            requester.request(name, 2, timeout=3).answer()
         harmed.ctl("set_vm_memory_high_watermark", "0.4")
-        assert asker.request(name, 3, timeout=60).answer() == 3
+        assert requester.request(name, 3, timeout=60).answer() == 3
     finally:
         harmed.ctl("set_vm_memory_high_watermark", "0.4")
-        asker.close()
-        answering.close()
+        requester.close()
+        responder.close()
 
 
 def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(harmed, broker, name):
@@ -254,7 +254,7 @@ def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(har
         assert receiver.receive(timeout=0.5) == []
         assert time.monotonic() < end
     assert [(letter.why, letter.message.id) for letter in letters] == [("failed", "m-1")]
-    assert "without a word" in letters[0].attempts[-1].why
+    assert [(attempt.number, attempt.worker) for attempt in letters[0].attempts] == [(2, "")]
 
 
 @pytest.mark.parametrize("end", [Rabbit.kill, Rabbit.stop] if FULL else [Rabbit.kill])
@@ -274,28 +274,28 @@ def test_no_confirmed_message_is_lost_when_the_server_restarts(
     assert broker.counts(OLD)[0].waiting == 0
 
 
-def test_asking_goes_on_after_the_server_was_killed(harmed, name):
+def test_request_reply_recovers_after_the_server_was_killed(harmed, name):
     seen, release = threading.Event(), threading.Event()
 
     def answer(question):
         seen.set()
         return release.wait(60)
 
-    answering = open_responder(harmed.url(), [Answer.from_function(answer, name)])
-    asker = open_requester(harmed.url())
+    responder = open_responder(harmed.url(), [Answer.from_function(answer, name)])
+    requester = open_requester(harmed.url())
     try:
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(asker.request(name, 1, timeout=60).answer)
+            pending = threads.submit(requester.request(name, 1, timeout=60).answer)
             assert seen.wait(60)
             harmed.kill()
-            assert isinstance(asked.exception(60), UnreachableError)
+            assert isinstance(pending.exception(60), UnreachableError)
         release.set()
         harmed.start()
         end = time.monotonic() + 120
-        while not ask_all(asker, name, [1], timeout=30).complete:  # until whoever answers is back
+        while not ask_all(requester, name, [1], timeout=30).complete:  # until whoever answers is back
             harmed.check_running()
             assert time.monotonic() < end
             time.sleep(0.1)
     finally:
-        asker.close()
-        answering.close()
+        requester.close()
+        responder.close()

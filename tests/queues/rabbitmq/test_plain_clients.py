@@ -48,10 +48,11 @@ def test_we_read_what_a_plain_client_publishes(rabbit, shared, name):
     others.reject(*others.receive(timeout=20))
     others.reject(*others.receive(timeout=20))
     assert shared.redrive(name, shared.dead_letters(name)) == 2  # though one is not as ours would be
-    shared.close_receivers()
+    for receiver in (with_words, others):
+        receiver.close()
 
 
-def test_what_a_plain_client_rejects_is_a_dead_letter_that_can_be_revived(rabbit, shared, name):
+def test_a_message_rejected_by_a_plain_client_is_a_dead_letter_that_can_be_redriven(rabbit, shared, name):
     shared.declare(Queue.declare(name))
     shared.publish(name, [OutgoingMessage(b"1", "m-1", "mails.new")])
     get(rabbit.url(), name, "reject")

@@ -1,8 +1,9 @@
-"""Questions and answers through RabbitMQ: the contract, nobody there, workers and connections that end."""
+"""Request/reply through RabbitMQ: the contract, missing and dead responders, and lost connections."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -57,8 +58,8 @@ def proxied(rabbit: Rabbit, tmp_path: Path) -> Iterator[tuple[hw.Client, Proxy]]
     proxy.close()
 
 
-def answered_in_the_end(client: hw.Client, subject: str, value: object) -> object:
-    """The answer, after questions that were lost on the way: none is put twice."""
+def ask_until_answered(client: hw.Client, subject: str, value: object) -> object:
+    """Returns the answer, after requests that were lost on the way: none is delivered twice."""
     end = time.monotonic() + LONG
     while True:
         try:
@@ -69,14 +70,14 @@ def answered_in_the_end(client: hw.Client, subject: str, value: object) -> objec
             time.sleep(0.05)
 
 
-def asked_of_nobody(client: hw.Client, subject: str) -> NoAnswerError:
+def ask_without_responder(client: hw.Client, subject: str) -> NoAnswerError:
     with pytest.raises(NoAnswerError) as error:
         client.ask(subject, 1, timeout=LONG)
     return error.value
 
 
-async def nobody_left(place: str, subject: str) -> None:
-    """Until RabbitMQ has noticed that who answered is dead; a question before may be given to the dead one."""
+async def wait_until_no_consumer(place: str, subject: str) -> None:
+    """Wait until RabbitMQ has noticed that the responder is dead; it may deliver an earlier request to it."""
     async with await aio_pika.connect(place) as connection:
         channel = await connection.channel()
         while True:
@@ -86,21 +87,21 @@ async def nobody_left(place: str, subject: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_without_anybody_the_question_is_over_at_once(client, subject):
+def test_without_a_responder_the_request_fails_at_once(client, subject):
     begun_at = time.monotonic()
-    assert asked_of_nobody(client, subject).data == {"subject": subject, "sent": False}
+    assert ask_without_responder(client, subject).data == {"subject": subject, "sent": False}
     assert time.monotonic() - begun_at < LONG / 2
 
 
-def test_after_the_last_one_ended_nobody_is_there_at_once(client, answer, subject):
+def test_after_the_last_responder_closed_requests_fail_at_once(client, answer, subject):
     first, second = answer(lambda question: 1), answer(lambda question: 1)
     first.close()
     assert client.ask(subject, 1, timeout=LONG) == 1
     second.close()
-    assert not asked_of_nobody(client, subject).data["sent"]
+    assert not ask_without_responder(client, subject).data["sent"]
 
 
-def test_what_waits_when_the_last_one_ends_is_handed_back(client, answer, subject):
+def test_the_last_responder_declines_waiting_requests(client, answer, subject):
     release, seen = threading.Event(), threading.Event()
 
     def busy(question):
@@ -123,16 +124,16 @@ def test_what_waits_when_the_last_one_ends_is_handed_back(client, answer, subjec
         assert first.result(LONG) == "first"  # what was begun is finished
 
 
-def test_a_worker_that_dies_is_noticed_by_others_and_its_question_put_once(client, place, subject):
+def test_a_request_of_a_dead_responder_is_not_delivered_to_another(client, place, subject):
     first, second = begun(place, subject), begun(place, subject)
     try:
         with pytest.raises(NoAnswerError) as error:
             client.ask(subject, "die", timeout=LONG)
         assert error.value.data["sent"]
         # The other one has not died of the same question.
-        answering = {client.ask(subject, n, timeout=LONG) for n in range(20)}
-        assert len(answering) == 1
-        dead = next(one for one in (first, second) if one.pid not in answering)
+        pids = {client.ask(subject, n, timeout=LONG) for n in range(20)}
+        assert len(pids) == 1
+        dead = next(one for one in (first, second) if one.pid not in pids)
         assert dead.wait(LONG) == 9
     finally:
         for process in (first, second):
@@ -140,19 +141,19 @@ def test_a_worker_that_dies_is_noticed_by_others_and_its_question_put_once(clien
             process.communicate()
 
 
-def test_a_question_waits_for_a_worker_that_is_started_again(client, place, subject, answer):
+def test_a_request_waits_for_a_restarted_responder(client, place, subject, answer):
     process = begun(place, subject)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    asyncio.run(nobody_left(place, subject))
+    asyncio.run(wait_until_no_consumer(place, subject))
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(client.ask, subject, 1, timeout=LONG)
+        pending = threads.submit(client.ask, subject, 1, timeout=LONG)
         time.sleep(0.2)
         answer(lambda question: question + 1)
-        assert asked.result(LONG) == 2
+        assert pending.result(LONG) == 2
 
 
-def test_a_lost_connection_ends_the_question_and_the_next_one_works(proxied, answer, subject):
+def test_a_lost_connection_ends_the_request_and_the_next_one_works(proxied, answer, subject):
     client, proxy = proxied
     release, seen = threading.Event(), threading.Event()
 
@@ -164,15 +165,15 @@ def test_a_lost_connection_ends_the_question_and_the_next_one_works(proxied, ans
 
     answer(slow)
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(client.ask, subject, "slow", timeout=3 * LONG)  # not because its time is over
+        pending = threads.submit(client.ask, subject, "slow", timeout=3 * LONG)  # not because its time is over
         assert seen.wait(LONG)
         proxy.cut()
-        assert isinstance(asked.exception(LONG), UnreachableError)
+        assert isinstance(pending.exception(LONG), UnreachableError)
     release.set()
     assert client.ask(subject, "next", timeout=LONG) == "next"
 
 
-def test_while_rabbitmq_is_away_the_error_says_so(proxied, subject):
+def test_without_rabbitmq_requests_raise_unreachable_error(proxied, subject):
     client, proxy = proxied
     with pytest.raises(NoAnswerError):
         client.ask(subject, 1, timeout=LONG)
@@ -181,31 +182,31 @@ def test_while_rabbitmq_is_away_the_error_says_so(proxied, subject):
         client.ask(subject, 1, timeout=1)
 
 
-def test_whoever_answers_comes_back_after_its_connection_was_lost(rabbit, client, subject):
+def test_a_responder_reopens_its_consumer_after_a_lost_connection(rabbit, client, subject):
     proxy = Proxy(rabbit.port)
-    answering = open_responder(rabbit.url(proxy.port), [Answer.from_function(lambda question: question, subject)])
+    responder = open_responder(rabbit.url(proxy.port), [Answer.from_function(lambda question: question, subject)])
     try:
         assert client.ask(subject, 1, timeout=LONG) == 1
         proxy.cut()
-        assert answered_in_the_end(client, subject, 2) == 2
+        assert ask_until_answered(client, subject, 2) == 2
     finally:
-        answering.close()
+        responder.close()
         proxy.close()
 
 
-def test_whoever_answers_comes_back_after_its_queue_was_deleted(rabbit, client, answer, subject):
+def test_a_responder_reopens_its_consumer_after_its_queue_was_deleted(rabbit, client, answer, subject):
     answer(lambda question: question)
     rabbit.ctl("delete_queue", f"headwater/ask/{subject}")
-    assert answered_in_the_end(client, subject, 1) == 1
+    assert ask_until_answered(client, subject, 1) == 1
 
 
-def test_a_worker_with_another_limit_answers_beside_the_first(client, answer, subject):
+def test_a_responder_with_another_limit_answers_beside_the_first(client, answer, subject):
     answer(lambda question: "first", limit=7)
     answer(lambda question: "second", limit=8)
     assert {client.ask(subject, 1, timeout=LONG) for _ in range(20)} == {"first", "second"}
 
 
-def test_what_is_no_question_is_left_out(rabbit, client, answer, subject):
+def test_a_message_that_is_not_a_request_is_skipped(rabbit, client, answer, subject):
     async def send() -> None:
         async with await aio_pika.connect(rabbit.url()) as connection:
             channel = await connection.channel()
@@ -230,8 +231,8 @@ def test_another_scheme_is_refused():
 
 def test_no_rabbitmq_at_all_is_an_error_for_both_sides(subject):
     nowhere = "amqp://guest:guest@127.0.0.1:1"
-    with RabbitRequester(nowhere) as asker, pytest.raises(UnreachableError):
-        asker.request(subject, 1, timeout=0.5).answer()
+    with contextlib.closing(RabbitRequester(nowhere)) as requester, pytest.raises(UnreachableError):
+        requester.request(subject, 1, timeout=0.5).answer()
     with pytest.raises(UnreachableError):
         RabbitResponder(
             nowhere, [Answer.from_function(lambda question: 1, subject)], patience=timedelta(milliseconds=200)

@@ -1,8 +1,8 @@
-"""Bridges between a topic and a queue: each message is copied once, whatever process is killed.
+"""Bridges between a topic and a queue: each message is copied once, whichever process is killed.
 
-Topic to queue: the offset behind the last event is stored in the transaction of the messages. Queue to
-topic: messages get sequence numbers when they are claimed and are returned again under the same numbers
-until they are confirmed; the topic skips sequence numbers that it has.
+Topic to queue: the offset after the last event is stored in the transaction of the messages. Queue to topic:
+messages get sequence numbers when they are claimed, and are returned under the same numbers until they are
+confirmed; the topic skips sequence numbers that it has.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["claim_for_topic", "confirm_in_topic", "publish_from"]
 def publish_from(
     transaction: QueueTransaction, request: PublishRequest, bridge: str, offsets: Sequence[int]
 ) -> list[PublishConfirm] | QueueFull | None:
-    """Publish messages made from events at rising offsets, except those published before."""
-    begun = _position(transaction, bridge)
-    new = [at for at, offset in enumerate(offsets) if offset >= begun]
+    """Publish messages made from events, in offset order, except those published before."""
+    position = _position(transaction, bridge)
+    new = [at for at, offset in enumerate(offsets) if offset >= position]
     kept = replace(request, messages=[request.messages[at] for at in new], routes=[request.routes[at] for at in new])
     outcome = publish(transaction, kept)
     if new and isinstance(outcome, list):
@@ -48,11 +48,11 @@ def claim_for_topic(
     rows = transaction.execute(sql, (bridge,)).fetchall()
     if rows:
         return BridgeBatch(bridge, rows[0][0], tuple(decode_message(list(columns))[0] for _, *columns in rows))
-    taken = claim(transaction, group, bridge, max_messages)
-    if not taken:
+    claimed = claim(transaction, group, bridge, max_messages)
+    if not claimed:
         return None
     first = max(_position(transaction, bridge), min_sequence)
-    for number, delivery in enumerate(taken, first):
+    for number, delivery in enumerate(claimed, first):
         # Counted as in flight, but without a visibility timeout: only this bridge can settle it.
         (key,) = transaction.fetch_one(
             "DELETE FROM delivery WHERE grp = ? AND state = ? AND rank = ? AND at = ? AND id = ? AND claims = ?"
@@ -61,12 +61,12 @@ def claim_for_topic(
         )
         values = (bridge, number, group, delivery.tag.id, key, delivery.attempt)
         transaction.execute("INSERT INTO handover VALUES (?, ?, ?, ?, ?, ?)", values)
-    _set_position(transaction, bridge, first + len(taken))
-    return BridgeBatch(bridge, first, tuple(delivery.message for delivery in taken))
+    _set_position(transaction, bridge, first + len(claimed))
+    return BridgeBatch(bridge, first, tuple(delivery.message for delivery in claimed))
 
 
 def confirm_in_topic(transaction: QueueTransaction, batch: BridgeBatch, refused: Mapping[int, str]) -> None:
-    """Confirm that messages are in the topic; those it refused, by position, become dead letters."""
+    """Confirm that messages are in the topic; `refused` ones, by index, become dead letters."""
     end = batch.first_sequence + len(batch.messages)
     done = transaction.execute(
         "DELETE FROM handover WHERE feed = ? AND number >= ? AND number < ? RETURNING number, grp, id, key, claims",

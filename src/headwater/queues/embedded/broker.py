@@ -10,15 +10,9 @@ from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
-from headwater.errors import (
-    BadNameError,
-    BadSettingError,
-    OverloadedError,
-    UnknownGroupError,
-    UsageError,
-)
+from headwater.errors import OverloadedError, UsageError
 from headwater.events import Clock, SystemClock
-from headwater.log.topic import check_name, normalize_name
+from headwater.log.topic import check_name, check_name_clash
 from headwater.queues.embedded.bridge import claim_for_topic, confirm_in_topic, publish_from
 from headwater.queues.embedded.dead_letters import PAGE_SIZE, read_dead_letters, redrive
 from headwater.queues.embedded.delivery import release_due
@@ -28,7 +22,7 @@ from headwater.queues.embedded.receiver import EmbeddedReceiver
 from headwater.queues.embedded.transaction import COUNT_COLUMNS, QueueTransaction
 from headwater.queues.message import check_message
 from headwater.queues.protocol import BridgeBatch, DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm
-from headwater.queues.queue import Queue, unknown_queue_error
+from headwater.queues.queue import Queue, check_prefetch, unknown_group_error, unknown_queue_error
 from headwater.queues.routing import Router
 
 __all__ = ["EmbeddedBroker"]
@@ -51,19 +45,17 @@ class EmbeddedBroker:
         (True, 1)
     """
 
+    counts_all_processes = True
+    """The counts are in the queue's file."""
+
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self._folder = folder
         self._clock = clock or SystemClock()
-        self._mutex = threading.Lock()
+        self._mutex = threading.Lock()  # guards `_files`, `_receivers` and `_closed`; steps run without it
         self._files: dict[str, QueueFile] = {}
         self._routers: dict[str, tuple[Queue, Router]] = {}
         self._receivers: list[EmbeddedReceiver] = []
         self._closed = False
-
-    @property
-    def counts_all_processes(self) -> bool:
-        """The counts are in the queue's file."""
-        return True
 
     # -- definitions -------------------------------------------------------------------------------------------
 
@@ -80,7 +72,8 @@ class EmbeddedBroker:
             self._check_open()
             file = self._find_open(queue.name)
             if file is None:
-                self._check_name_clash(queue.name)
+                others = [other for other in self.queues() if other != queue.name]
+                check_name_clash(queue.name, others, what="queue")
                 file = QueueFile(self._folder / queue.name, self._clock, queue)
                 self._files[queue.name] = file
                 return file.queue
@@ -89,6 +82,7 @@ class EmbeddedBroker:
     def queues(self) -> list[str]:
         """Returns the names of all queues."""
         found = self._folder.iterdir() if self._folder.is_dir() else ()
+        # "~" marks the folder of a queue that is being deleted.
         return sorted(folder.name for folder in found if "~" not in folder.name and QueueFile.exists(folder))
 
     def delete(self, name: str) -> None:
@@ -102,15 +96,6 @@ class EmbeddedBroker:
     def queue(self, name: str) -> Queue:
         """Returns a queue's definition."""
         return self._file(name).run(lambda transaction: transaction.queue)
-
-    def _check_name_clash(self, name: str) -> None:
-        for other in self.queues():
-            if other != name and normalize_name(other) == normalize_name(name):
-                raise BadNameError(
-                    f"{name!r} is too close to the queue {other!r}",
-                    detail="names that differ only by case or by . against _ clash in file systems",
-                    name=name,
-                )
 
     def _file(self, name: str) -> QueueFile:
         with self._mutex:
@@ -144,13 +129,13 @@ class EmbeddedBroker:
             OverloadedError: The queue stayed full until the timeout of its policy; nothing was published.
             BadEventError: A message is invalid; nothing was published.
         """
-        return self._publish(name, messages, lambda request: partial(publish, request=request))
+        return self._publish(name, messages, publish)
 
     def _publish(
         self,
         name: str,
         messages: Sequence[OutgoingMessage],
-        step: Callable[[PublishRequest], Callable[[QueueTransaction], list[PublishConfirm] | QueueFull | None]],
+        step: Callable[..., list[PublishConfirm] | QueueFull | None],
     ) -> list[PublishConfirm]:
         file = self._file(name)
         for row, message in enumerate(messages):
@@ -158,9 +143,10 @@ class EmbeddedBroker:
         started = time.monotonic()
         while messages:
             queue = file.queue
+            # Read before the attempt: room made after it must end the wait below.
             generation = file.capacity_notifier.generation() if queue.limit is not None else 0
             request = PublishRequest(queue, messages, self._router(queue).route(messages))
-            outcome = file.run(step(request), rows=len(messages))
+            outcome = file.run(partial(step, request=request), rows=len(messages))
             if isinstance(outcome, QueueFull):
                 _wait_for_room(file, outcome, len(messages), started, generation)
             elif outcome is not None:
@@ -176,8 +162,7 @@ class EmbeddedBroker:
 
     def receiver(self, name: str, group: str = "", *, worker: str = "", prefetch: int = 1) -> EmbeddedReceiver:
         """Returns a receiver for a group; up to `prefetch` deliveries may be unsettled at a time."""
-        if prefetch < 1:
-            raise BadSettingError(f"a prefetch of {prefetch}", detail="use 1 or more")
+        check_prefetch(prefetch)
         file = self._file(name)
         receiver = EmbeddedReceiver(file, self._group_number(file, group), worker, prefetch)
         with self._mutex:
@@ -187,13 +172,7 @@ class EmbeddedBroker:
     def _group_number(self, file: QueueFile, group: str) -> int:
         groups = file.run(lambda transaction: transaction.groups)
         if group not in groups:
-            raise UnknownGroupError(
-                f'queue "{file.queue.name}" has no group "{group}"',
-                detail=f"groups: {', '.join(map(repr, groups))}",
-                fix=next(iter(groups)),
-                queue=file.queue.name,
-                group=group,
-            )
+            raise unknown_group_error(file.queue.name, group, list(groups))
         return groups[group]
 
     def notify(self, name: str) -> None:
@@ -205,7 +184,7 @@ class EmbeddedBroker:
     def publish_from(
         self, name: str, bridge: str, messages: Sequence[tuple[int, OutgoingMessage]]
     ) -> list[PublishConfirm]:
-        """Publish messages made from events, by rising offset; skips offsets published before.
+        """Publish messages made from events, in offset order; skips offsets published before.
 
         Example:
             >>> import tempfile
@@ -217,16 +196,13 @@ class EmbeddedBroker:
             1
         """
         offsets = [offset for offset, _ in messages]
-        return self._publish(
-            name,
-            [message for _, message in messages],
-            lambda request: partial(publish_from, request=request, bridge=bridge, offsets=offsets),
-        )
+        step = partial(publish_from, bridge=bridge, offsets=offsets)
+        return self._publish(name, [message for _, message in messages], step)
 
     def claim_for_topic(
         self, name: str, group: str, bridge: str, *, max_messages: int = 500, min_sequence: int = 0, timeout: float = 0
     ) -> BridgeBatch | None:
-        """Returns messages for a topic; the same ones until `confirm_in_topic`. None after `timeout`.
+        """Claim messages for a topic; returns the same ones until `confirm_in_topic`, and None after `timeout`.
 
         Args:
             name: The name of the queue.
@@ -250,16 +226,16 @@ class EmbeddedBroker:
             found = file.run(step, rows=max_messages)
             left = deadline - time.monotonic()
             if found is not None:
-                file.sync()  # before the topic gets them: after a power cut they must have the same numbers
+                file.sync()  # before the topic gets them: after a power cut they must keep their sequence numbers
                 return found
             if left <= 0:
                 return None
-            file.notifier.wait(generation, min(left, 1.0))  # a delayed message may become due meanwhile
+            file.notifier.wait(generation, min(left, 1.0))  # no notification tells that a delayed message is due
 
     def confirm_in_topic(
         self, name: str, batch: BridgeBatch, refused: Mapping[int, str] = MappingProxyType({})
     ) -> None:
-        """Confirm that messages are in the topic; those it refused become dead letters with the reason."""
+        """Confirm that messages are in the topic; `refused` ones, by index, become dead letters with the reason."""
         self._file(name).run(partial(confirm_in_topic, batch=batch, refused=refused))
 
     # -- counts and dead letters -------------------------------------------------------------------------------------
@@ -275,7 +251,11 @@ class EmbeddedBroker:
             declared = {group.name for group in transaction.queue.groups}
             rows = transaction.execute(f"SELECT name, {', '.join(COUNT_COLUMNS)} FROM grp ORDER BY number")
             found = [GroupCounts(*row) for row in rows]
-            return [each for each in found if each.group in declared or _has_messages(each)]
+            return [
+                each
+                for each in found
+                if each.group in declared or any((each.waiting, each.delayed, each.in_flight, each.dead))
+            ]
 
         while (found := self._file(name).run(step)) is None:
             pass
@@ -292,7 +272,7 @@ class EmbeddedBroker:
             after = page[-1].number
 
     def redrive(self, name: str, letters: Iterable[DeadLetter]) -> int:
-        """Redrive dead letters with their current message; returns how many there were."""
+        """Redrive dead letters, each with the message it has now; returns how many were still dead letters."""
         file, rest, redriven = self._file(name), iter(letters), 0
         while page := list(islice(rest, PAGE_SIZE)):
             for row, letter in enumerate(page):
@@ -324,7 +304,7 @@ def _wait_for_room(file: QueueFile, full: QueueFull, number: int, started: float
     left = None if timeout is None else started + timeout.total_seconds() - time.monotonic()
     if number > full.limit or (left is not None and left <= 0):
         raise OverloadedError(
-            f'{full.waiting:,} messages wait in queue "{file.queue.name}" and it holds {full.limit:,}',
+            f'queue "{file.queue.name}" has no room for {number:,} messages: {full.waiting:,} of {full.limit:,} wait',
             detail="its overload policy is backpressure; nothing of this call was published",
             fix="publish fewer at a time" if number > full.limit else "publish again later",
             waiting=full.waiting,
@@ -332,7 +312,3 @@ def _wait_for_room(file: QueueFile, full: QueueFull, number: int, started: float
             group=full.group,
         )
     file.capacity_notifier.wait(generation, left)
-
-
-def _has_messages(counts: GroupCounts) -> bool:
-    return bool(counts.waiting or counts.delayed or counts.in_flight or counts.dead)

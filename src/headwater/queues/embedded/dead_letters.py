@@ -28,24 +28,19 @@ def read_dead_letters(transaction: QueueTransaction, group: str | None, after: i
         (after,) if group is None else (after, group),
     ).fetchall()
     letters = []
+    sql = "SELECT number, at, why, worker, stack FROM attempt WHERE grp = ? AND id = ? ORDER BY number"
     for number, id, group_number, name, died_at, why, *columns in rows:
         message, published_at = decode_message(columns)
-        history = _read_history(transaction, group_number, id)
+        failures = transaction.execute(sql, (group_number, id))
+        history = tuple(Attempt(attempt, to_datetime(at), *details) for attempt, at, *details in failures)
         letters.append(DeadLetter(number, name, message, published_at, to_datetime(died_at), why, history))
     return letters
 
 
-def _read_history(transaction: QueueTransaction, group: int, id: int) -> tuple[Attempt, ...]:
-    rows = transaction.execute(
-        "SELECT number, at, why, worker, stack FROM attempt WHERE grp = ? AND id = ? ORDER BY number", (group, id)
-    )
-    return tuple(Attempt(number, to_datetime(at), *words) for number, at, *words in rows)
-
-
 def redrive(transaction: QueueTransaction, letters: Sequence[DeadLetter]) -> int:
-    """Move dead letters to the end of their queue; returns how many were still there.
+    """Move dead letters to the end of their queue; returns how many were still dead letters.
 
-    Each becomes a new message, for its group only, because it may have been edited.
+    Each becomes a new message for its group only: an edit must not change the message in other groups.
     """
     redriven = 0
     for letter in letters:

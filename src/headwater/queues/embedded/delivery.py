@@ -35,7 +35,7 @@ __all__ = [
     "remove_from_group",
     "requeue",
     "to_datetime",
-    "unblock_next",
+    "to_micros",
 ]
 
 _rng = random.Random()
@@ -97,7 +97,10 @@ def requeue(transaction: QueueTransaction, tag: DeliveryTag) -> bool:
 
 
 def fail(transaction: QueueTransaction, tag: DeliveryTag, failure: DeliveryFailure) -> bool:
-    """Record a failure; the message is delayed until its next attempt, or becomes a dead letter."""
+    """Record a failure; the message is delayed until its next attempt, or becomes a dead letter.
+
+    Returns False if the delivery had expired.
+    """
     sql = f"SELECT priority, key, failed, owner FROM delivery {_BY_PRIMARY_KEY} AND claims = ?"
     row = transaction.fetch_one(sql, tag.row_key)
     if row is None:
@@ -113,14 +116,18 @@ def fail(transaction: QueueTransaction, tag: DeliveryTag, failure: DeliveryFailu
         make_dead_letter(transaction, tag.group, tag.id, key, tag.claims, "rejected" if failure.final else "failed")
         return True
     delay = failure.delay if failure.delay is not None else retry.delay(failed + 1, _rng)
-    at = transaction.now + delay // timedelta(microseconds=1)
-    state, rank, at = (DELAYED, 0, at) if at > transaction.now else (READY, 9 - priority, 0)
+    state, rank, at = _waiting_place(transaction, priority, transaction.now + to_micros(delay))
     transaction.execute(
         f"UPDATE delivery SET state = ?, rank = ?, at = ?, failed = ?, owner = NULL {_BY_PRIMARY_KEY} AND claims = ?",
         (state, rank, at, failed + 1, *tag.row_key),
     )
     transaction.count_move(tag.group, IN_FLIGHT, state)
     return True
+
+
+def _waiting_place(transaction: QueueTransaction, priority: int, due: int) -> tuple[int, int, int]:
+    """Returns state, rank and `at` of a message that is due at a time."""
+    return (DELAYED, 0, due) if due > transaction.now else (READY, 9 - priority, 0)
 
 
 def make_dead_letter(
@@ -136,7 +143,7 @@ def make_dead_letter(
 
 
 def remove_from_group(transaction: QueueTransaction, group: int, id: int, key: str | None, tried: bool) -> None:
-    """Remove a message from a group after its delivery row; the last group also removes the body."""
+    """Remove a message whose delivery row is deleted from its group; the last group also deletes the body."""
     if tried:
         transaction.execute("DELETE FROM attempt WHERE grp = ? AND id = ?", (group, id))
     unblock_next(transaction, group, key, id)
@@ -167,8 +174,7 @@ def unblock_next(transaction: QueueTransaction, group: int, key: str | None, id:
     row = transaction.fetch_one(f"SELECT priority, due FROM delivery {_BY_PRIMARY_KEY}", row_key)
     if row is None:
         return
-    priority, due = row
-    state, rank, at = (DELAYED, 0, due) if due > transaction.now else (READY, 9 - priority, 0)
+    state, rank, at = _waiting_place(transaction, *row)
     transaction.execute(
         f"UPDATE delivery SET state = ?, rank = ?, at = ? {_BY_PRIMARY_KEY}", (state, rank, at, *row_key)
     )
@@ -177,6 +183,7 @@ def unblock_next(transaction: QueueTransaction, group: int, key: str | None, id:
 
 def drop_oldest(transaction: QueueTransaction, group: int) -> bool:
     """Drop the oldest ready message of the lowest priority; returns False if there is none."""
+    # Two queries, each one step in the primary key: one ordered by rank DESC and id would sort all ready messages.
     sql = "SELECT rank FROM delivery WHERE grp = ? AND state = ? ORDER BY rank DESC LIMIT 1"
     last = transaction.fetch_one(sql, (group, READY))
     if last is None:
@@ -204,6 +211,7 @@ _SELECT_NEXT = (
     f"SELECT d.rank, d.id, d.claims, d.expires, {MESSAGE_COLUMNS} FROM delivery d CROSS JOIN message m ON m.id = d.id"
     " WHERE d.grp = ? AND d.state = ? ORDER BY d.rank, d.at, d.id LIMIT ?"
 )
+# A message that was delivered once does not expire any more: `expires` becomes NULL.
 _CLAIM = (
     "UPDATE delivery SET state = ?, rank = 0, at = ?, claims = claims + 1, expires = NULL, owner = ?"
     " WHERE grp = ? AND state = ? AND rank = ? AND at = 0 AND id = ?"
@@ -220,9 +228,10 @@ def claim(transaction: QueueTransaction, group: int, owner: str, limit: int) -> 
     """Assign the next messages to a receiver, in delivery order."""
     release_due(transaction, group)
     now = transaction.now
-    until = now + transaction.queue.visibility_timeout // timedelta(microseconds=1)
+    until = now + to_micros(transaction.queue.visibility_timeout)
     found = transaction.execute(_SELECT_NEXT, (group, READY, limit)).fetchall()
-    rows = [row for row in found if row[3] is None or row[3] > now]  # more may expire than one release moves
+    # One `release_due` moves `_BATCH_SIZE` messages: more may have expired than that.
+    rows = [row for row in found if row[3] is None or row[3] > now]
     if not rows:
         return []
     transaction.executemany(_CLAIM, [(IN_FLIGHT, until, owner, group, READY, rank, id) for rank, id, *_ in rows])
@@ -231,15 +240,12 @@ def claim(transaction: QueueTransaction, group: int, owner: str, limit: int) -> 
     in_time = [(expires, group, id) for _, id, _, expires, *_ in rows if expires is not None]
     if in_time:
         transaction.executemany("DELETE FROM expiry WHERE at = ? AND grp = ? AND id = ?", in_time)
-    return [_to_delivery(transaction, group, until, row) for row in rows]
-
-
-def _to_delivery(transaction: QueueTransaction, group: int, until: int, row: tuple[Any, ...]) -> Delivery:
-    _, id, claims, _, *columns = row
-    message, published_at = decode_message(columns)
-    # Shown by the wall clock, from which the queue's clock may differ.
-    ends_at = to_datetime(transaction.wall + until - transaction.now)
-    return Delivery(message, published_at, claims + 1, ends_at, DeliveryTag(group, id, until, claims + 1))
+    # Shown in wall-clock time, from which the queue's time may differ.
+    visible_until = to_datetime(transaction.wall + until - now)
+    return [
+        Delivery(*decode_message(columns), claims + 1, visible_until, DeliveryTag(group, id, until, claims + 1))
+        for _, id, claims, _, *columns in rows
+    ]
 
 
 def decode_message(columns: list[Any]) -> tuple[OutgoingMessage, datetime]:
@@ -259,6 +265,16 @@ def decode_message(columns: list[Any]) -> tuple[OutgoingMessage, datetime]:
     return message, to_datetime(published_at)
 
 
+def to_micros(span: timedelta) -> int:
+    """Returns a duration in microseconds.
+
+    Example:
+        >>> to_micros(timedelta(milliseconds=2))
+        2000
+    """
+    return span // timedelta(microseconds=1)
+
+
 def to_datetime(micros: int) -> datetime:
     """Returns a moment from microseconds since 1970.
 
@@ -272,9 +288,9 @@ def to_datetime(micros: int) -> datetime:
 def release_due(transaction: QueueTransaction, group: int) -> bool:
     """Release delayed messages, fail overdue deliveries and expire messages; returns whether more may be due."""
     now = transaction.now
-    rested, overdue, expired = transaction.fetch_one(_ANY_DUE, (group, DELAYED, now, group, IN_FLIGHT, now, now))
+    delayed, overdue, expired = transaction.fetch_one(_ANY_DUE, (group, DELAYED, now, group, IN_FLIGHT, now, now))
     moved = (
-        _release_delayed(transaction, group) if rested else 0,
+        _release_delayed(transaction, group) if delayed else 0,
         _fail_overdue(transaction, group) if overdue else 0,
         _expire(transaction) if expired else 0,
     )
@@ -308,6 +324,7 @@ def _expire(transaction: QueueTransaction) -> int:
     rows = transaction.execute(sql, (transaction.now, _BATCH_SIZE)).fetchall()
     for at, group, id, priority, due in rows:
         transaction.execute("DELETE FROM expiry WHERE at = ? AND grp = ? AND id = ?", (at, group, id))
+        # Its row is in one of these places: `claim` deletes the `expiry` row of a message that it delivers.
         for state, rank, time in ((READY, 9 - priority, 0), (DELAYED, 0, due), (BLOCKED, 0, 0)):
             row_key = (group, state, rank, time, id)
             found = transaction.fetch_one(f"DELETE FROM delivery {_BY_PRIMARY_KEY} RETURNING key, claims", row_key)

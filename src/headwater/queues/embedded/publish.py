@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import msgspec
 
 from headwater.log.topic import WhenFull
-from headwater.queues.embedded.delivery import append_to_key, drop_oldest
+from headwater.queues.embedded.delivery import append_to_key, drop_oldest, to_micros
 from headwater.queues.embedded.transaction import DELAYED, READY, QueueTransaction, delete_expired_ids
 from headwater.queues.protocol import OutgoingMessage, PublishConfirm
 from headwater.queues.queue import Queue
 
-__all__ = ["PublishRequest", "QueueFull", "add_to_group", "insert_message", "publish", "to_micros"]
+__all__ = ["PublishRequest", "QueueFull", "add_to_group", "insert_message", "publish"]
 
 _rng = random.Random()
 _INSERT_DELIVERY = (
@@ -50,21 +50,26 @@ def publish(transaction: QueueTransaction, request: PublishRequest) -> list[Publ
         return None
     numbers = [transaction.groups[group.name] for group in queue.groups]
     duplicates = _find_duplicates(transaction, request.messages)
-    if queue.limit is not None and queue.overload.when_full is WhenFull.WAIT:
-        full = _find_full_group(transaction, request, duplicates, queue.limit)
-        if full is not None:
-            return full
+    if (full := _find_full_group(transaction, request, duplicates)) is not None:
+        return full
     confirmed = []
     for message, chosen in zip(request.messages, request.routes, strict=True):
-        if message.id is not None and message.id in duplicates:
-            confirmed.append(PublishConfirm(message.id, duplicate=True, groups=0))
+        uid = message.id or secrets.token_hex(16)
+        if uid in duplicates:
+            confirmed.append(PublishConfirm(uid, duplicate=True, groups=0))
             continue
-        taken = [numbers[at] for at in chosen if _admit(transaction, numbers[at])]
-        uid = _insert(transaction, message, taken)
-        if message.id is not None and (taken or not chosen):
-            duplicates.add(message.id)
-            _record_id(transaction, message.id)
-        confirmed.append(PublishConfirm(uid, dropped=len(taken) < len(chosen), groups=len(taken)))
+        admitting = [numbers[at] for at in chosen if _admit(transaction, numbers[at])]
+        if admitting:
+            number = insert_message(transaction, uid, message, transaction.wall, len(admitting))
+            for group in admitting:
+                add_to_group(transaction, group, number, message)
+        # The id of a message that every group dropped is not recorded: it may be published again.
+        if message.id is not None and (admitting or not chosen):
+            duplicates.add(uid)
+            delete_expired_ids(transaction, 3)  # more than the one added, so that the table shrinks
+            until = transaction.now + to_micros(queue.deduplication_window)
+            transaction.execute("INSERT OR REPLACE INTO seen (uid, until) VALUES (?, ?)", (uid, until))
+        confirmed.append(PublishConfirm(uid, dropped=len(admitting) < len(chosen), groups=len(admitting)))
     return confirmed
 
 
@@ -74,20 +79,13 @@ def _find_duplicates(transaction: QueueTransaction, messages: Sequence[OutgoingM
     return {uid for uid in ids if uid is not None and transaction.fetch_one(sql, (uid, transaction.now))}
 
 
-def _record_id(transaction: QueueTransaction, uid: str) -> None:
-    delete_expired_ids(transaction, 3)  # more than one, so that the table shrinks
-    until = transaction.now + to_micros(transaction.queue.deduplication_window)
-    transaction.execute("INSERT OR REPLACE INTO seen (uid, until) VALUES (?, ?)", (uid, until))
-
-
-def _find_full_group(
-    transaction: QueueTransaction, request: PublishRequest, duplicates: set[str], limit: int
-) -> QueueFull | None:
-    """Returns the first group without room for its messages of this call."""
-    wanted: dict[int, int] = {}
-    for message, chosen in zip(request.messages, request.routes, strict=True):
-        for at in () if message.id in duplicates else chosen:
-            wanted[at] = wanted.get(at, 0) + 1
+def _find_full_group(transaction: QueueTransaction, request: PublishRequest, duplicates: set[str]) -> QueueFull | None:
+    """Returns the first group without room for its messages of this call, if publishers wait for room."""
+    limit = request.queue.limit
+    if limit is None or request.queue.overload.when_full is not WhenFull.WAIT:
+        return None
+    pairs = zip(request.messages, request.routes, strict=True)
+    wanted = Counter(at for message, chosen in pairs if message.id not in duplicates for at in chosen)
     for at, number in wanted.items():
         name = transaction.queue.groups[at].name
         waiting = transaction.backlog(transaction.groups[name])
@@ -97,7 +95,7 @@ def _find_full_group(
 
 
 def _admit(transaction: QueueTransaction, group: int) -> bool:
-    """Apply the overload policy to one more message; returns whether the group takes it."""
+    """Apply the overload policy to one more message; returns whether the group admits it."""
     limit, policy = transaction.queue.limit, transaction.queue.overload
     transaction.count(group, "published")
     if limit is None or policy.when_full is WhenFull.WAIT:
@@ -110,15 +108,6 @@ def _admit(transaction: QueueTransaction, group: int) -> bool:
         return True
     transaction.count(group, "dropped")
     return False
-
-
-def _insert(transaction: QueueTransaction, message: OutgoingMessage, groups: Sequence[int]) -> str:
-    uid = message.id if message.id is not None else secrets.token_hex(16)
-    if groups:
-        number = insert_message(transaction, uid, message, transaction.wall, len(groups))
-        for group in groups:
-            add_to_group(transaction, group, number, message)
-    return uid
 
 
 def add_to_group(
@@ -143,7 +132,7 @@ def add_to_group(
 def insert_message(
     transaction: QueueTransaction, uid: str | None, message: OutgoingMessage, published_at: int, refs: int
 ) -> int:
-    """Store a message for `refs` groups; returns its number."""
+    """Store a message for `refs` groups; the last of them to remove it deletes it. Returns its number."""
     headers = msgspec.json.encode(message.headers) if message.headers else None
     ttl = None if message.ttl is None else to_micros(message.ttl)
     values = (uid, message.body, message.routing_key, message.key, headers, message.priority)
@@ -155,13 +144,3 @@ def insert_message(
     number = cursor.lastrowid
     assert number is not None
     return number
-
-
-def to_micros(span: timedelta) -> int:
-    """Returns a duration in microseconds.
-
-    Example:
-        >>> to_micros(timedelta(milliseconds=2))
-        2000
-    """
-    return span // timedelta(microseconds=1)

@@ -1,14 +1,13 @@
 """The file of one queue: group commit of transactions, group sync, and the queue's clock.
 
-Callers submit a step; one of them, the leader, runs all waiting steps in one transaction. No transaction
-waits for the disk: a step that must be durable is followed by a sync of the write-ahead log outside of any
-lock, one for all who wait.
+Callers submit steps. One caller, the leader, runs all waiting steps in one transaction. No transaction waits for
+the disk: a caller that needs durability then syncs the write-ahead log, outside of any lock; one sync serves all
+who wait.
 
-`QueueClock` measures visibility timeouts, delays and TTL. The wall clock may jump: forward, it would take
-messages from receivers that still work on them; back, it would leave messages with dead receivers. So the
-queue's time starts at the wall clock's and advances with the machine's monotonic clock, which all processes
-share. After a restart of the machine it starts at the wall clock again, but never behind what it had
-reached.
+`QueueClock` measures visibility timeouts, delays and TTL. The wall clock may jump. A jump forward would take messages
+from receivers that still work on them; a jump back would leave messages with dead receivers. So the queue's time
+starts at the wall clock's time and advances with the machine's monotonic clock, which all processes share. After a
+restart of the machine it starts at the wall clock's time again, but never before a time it has reached.
 """
 
 from __future__ import annotations
@@ -65,6 +64,7 @@ class QueueClock:
 
     def _load_offset(self, connection: sqlite3.Connection) -> int:
         """Returns what to add to the monotonic clock; inside the caller's transaction."""
+        # The first process after a restart of the machine stores the offset; the others of this boot use it.
         boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
         (reached,) = connection.execute("SELECT coalesce(max(changed), 0) FROM grp").fetchone()
         found = connection.execute("SELECT value FROM setting WHERE name = 'time'").fetchone()
@@ -86,7 +86,7 @@ class QueueClock:
 
 
 T = TypeVar("T")
-# SQLite's locks belong to a process: a forked child inherits its records of them, but not the locks.
+# A forked child inherits SQLite's records of its locks, but not the locks, which belong to the process.
 _open_files: weakref.WeakSet[QueueFile] = weakref.WeakSet()
 _paths_open_in_parent: set[Path] = set()
 _FILE_NAME: Final = "messages.db"
@@ -113,12 +113,15 @@ class QueueFile:
         self._check_not_forked()
         if definition is not None:
             _create_folder(folder, definition)
+        self.queue: Queue
+        """The definition, as last read by this process."""
         self._definition_json = b""
         self._groups: dict[str, int] = {}
         self._closed = False
         self._wal_fd = -1
         self._commits = 0
         self._sync_failed = False
+        # Both buffers elect one of the waiting callers as the leader for all; see `AppendBuffer`.
         self._commit_buffer = AppendBuffer(self._commit, Overload(), count=lambda decisions: None)
         self._sync_buffer = AppendBuffer(self._sync_wal, Overload(), count=lambda decisions: None)
         _open_files.add(self)
@@ -143,18 +146,13 @@ class QueueFile:
             raise UsageError(
                 "this process was forked from one that has the queue open",
                 detail="SQLite locks do not survive a fork: the child would damage the file",
-                fix='start it afresh, such as multiprocessing.get_context("spawn")',
+                fix='start the process without a fork, such as by multiprocessing.get_context("spawn")',
             )
 
     @staticmethod
     def exists(folder: Path) -> bool:
         """Whether there is a queue in a folder."""
         return (folder / _FILE_NAME).exists()
-
-    @property
-    def queue(self) -> Queue:
-        """The definition, as last read by this process."""
-        return self._queue
 
     # -- definition --------------------------------------------------------------------------------------------
 
@@ -196,15 +194,15 @@ class QueueFile:
         if row[0] != self._definition_json:
             groups = self._connection.execute("SELECT name, number FROM grp ORDER BY number")
             self._groups = dict(groups.fetchall())
-            self._queue, self._definition_json = Queue.from_json(row[0]), row[0]
-        return self._queue
+            self.queue, self._definition_json = Queue.from_json(row[0]), row[0]
+        return self.queue
 
     # -- steps -------------------------------------------------------------------------------------------------
 
     def run(self, step: Callable[[QueueTransaction], T], *, rows: int = 1) -> T:
         """Run a step in a transaction, possibly together with others; returns when it is committed.
 
-        A step must not change anything before it raises a `HeadwaterError`: the transaction commits all the same.
+        A step that raises a `HeadwaterError` must not have changed anything: the transaction commits all the same.
         """
         if self._closed:
             raise UsageError(f'queue "{self.path.parent.name}" is closed', fix="open the broker again")
@@ -213,8 +211,8 @@ class QueueFile:
         return outcome
 
     def sync(self) -> None:
-        """Return when committed data survives a power cut, if the queue's durability requires it."""
-        if self._queue.durability is Durability.DURABLE:
+        """Wait until committed data survives a power cut, if the queue's durability requires it."""
+        if self.queue.durability is Durability.DURABLE:
             self._sync_buffer.append(PendingAppend(None, 1))
 
     def _commit(self, entries: list[PendingAppend]) -> None:
@@ -234,7 +232,7 @@ class QueueFile:
         # After the commit: a receiver woken earlier would find nothing and wait again.
         if transaction.notify_receivers:
             self.notifier.notify()
-        if transaction.notify_publishers and self._queue.limit is not None:
+        if transaction.notify_publishers and self.queue.limit is not None:
             self.capacity_notifier.notify()
 
     @contextlib.contextmanager
@@ -246,7 +244,7 @@ class QueueFile:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                self._definition_json = b""
+                self._definition_json = b""  # it may have been read from a definition that is rolled back
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -263,7 +261,7 @@ class QueueFile:
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def _sync_wal(self, entries: list[PendingAppend]) -> None:
-        """Sync the write-ahead log. It has all commits that no checkpoint has synced into the main file."""
+        """Sync the write-ahead log, which has all commits that no checkpoint has synced into the main file."""
         try:
             if self._sync_failed:
                 # After a failed sync a later one proves nothing: write everything to the main file and sync that.
@@ -311,11 +309,7 @@ class QueueFile:
         self._resources.close()
 
 
-def _after_fork() -> None:
-    _paths_open_in_parent.update(file.path for file in _open_files)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lambda: _paths_open_in_parent.update(file.path for file in _open_files))
 
 
 def _create_folder(folder: Path, queue: Queue) -> None:

@@ -19,6 +19,7 @@ from headwater.queues.embedded.delivery import (
     fail,
     next_timer,
     requeue,
+    to_micros,
 )
 from headwater.queues.embedded.queue_file import QueueFile
 from headwater.queues.embedded.transaction import QueueTransaction
@@ -55,7 +56,7 @@ class EmbeddedReceiver:
         self._prefetch = prefetch
         self._changed = threading.Condition()
         self._unacked: dict[tuple[int, int], DeliveryTag] = {}  # unsettled deliveries, by message and delivery number
-        self._reserved = 0
+        self._reserved = 0  # places within the prefetch that running `_claim` calls may fill
         self._closed = False
 
     @property
@@ -72,6 +73,7 @@ class EmbeddedReceiver:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
+            # Read before the claim: a message published after it must end the wait below.
             generation = self._file.notifier.generation() if timeout != 0 else 0
             reserved = self._reserve(max_messages, deadline)
             if not reserved:
@@ -79,7 +81,7 @@ class EmbeddedReceiver:
             found, wait = self._claim(reserved)
             if found:
                 return found
-            if not wait:  # more is due than one transaction moves
+            if not wait:  # more was due than one transaction releases
                 continue
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             if left <= 0:
@@ -88,10 +90,11 @@ class EmbeddedReceiver:
         return []
 
     def _reserve(self, max_messages: int, deadline: float | None) -> int:
-        """Reserve room within the prefetch; waits while there is none, and returns 0 at the deadline."""
+        """Reserve places within the prefetch; waits while there is none, and returns 0 at the deadline."""
         with self._changed:
             while not self._closed:
-                self._drop_overdue()
+                now = self._file.queue_clock.micros()
+                self._unacked = {key: tag for key, tag in self._unacked.items() if tag.until > now}
                 free = min(max_messages, self._prefetch - len(self._unacked) - self._reserved)
                 if free > 0:
                     self._reserved += free
@@ -101,13 +104,6 @@ class EmbeddedReceiver:
                     return 0
                 self._changed.wait(min(left, _MAX_WAIT))
             return 0
-
-    def _drop_overdue(self) -> None:
-        """Forget deliveries whose visibility timeout has passed."""
-        now = self._file.queue_clock.micros()
-        for key, tag in list(self._unacked.items()):
-            if tag.until <= now:
-                del self._unacked[key]
 
     def _claim(self, max_messages: int) -> tuple[list[Delivery], float]:
         """Returns the next messages; if there are none, the seconds until the next check."""
@@ -139,10 +135,10 @@ class EmbeddedReceiver:
         """Acknowledge: the messages are never delivered again."""
         tags = self._pop_tags(deliveries)
         done = self._file.run(lambda transaction: [acknowledge(transaction, tag) for tag in tags], rows=len(tags))
-        return [_to_ack_result(each) for each in done]
+        return list(map(_to_ack_result, done))
 
     def nack(self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None) -> AckResult:
-        """Report a failure: redelivered after the backoff or `delay`; dead after the last attempt."""
+        """Report a failure: redelivered after the queue's backoff or `delay`; dead after the last attempt."""
         return self._fail(delivery, DeliveryFailure(why, stack, delay))
 
     def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> AckResult:
@@ -159,7 +155,7 @@ class EmbeddedReceiver:
 
         def step(transaction: QueueTransaction) -> int | None:
             length = by if by is not None else transaction.queue.visibility_timeout
-            until = transaction.now + length // timedelta(microseconds=1)
+            until = transaction.now + to_micros(length)
             return until if extend(transaction, tag, until) else None
 
         until = self._file.run(step)
@@ -191,7 +187,7 @@ class EmbeddedReceiver:
         with contextlib.suppress(UsageError):  # the queue may have been deleted
             if tags:
                 self._requeue(tags)
-        self._file.notifier.notify()  # a thread may still wait here for messages
+        self._file.notifier.notify()  # a thread may still wait in `receive`
 
 
 def _tag_key(delivery: Delivery) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """One transaction on a queue's file, the tables of that file, and their clean-up.
 
 A body is stored once, in `message`. Each group has a row in `delivery` until it is done with the message.
-The primary key of `delivery` is the order of delivery, so the next rows are found in one step however many
-wait:
+The primary key of `delivery` is the order of delivery, so the cost to find the next rows does not depend on how
+many wait:
 
     READY     rank = 9 - priority, at = 0       deliverable, by priority, then in publish order
     DELAYED   rank = 0, at = when it is due     published with a delay, or between two attempts
@@ -10,9 +10,8 @@ wait:
     BLOCKED   rank = 0, at = 0                  ordered queues: another message of its key comes first
 
 The tables `fed` and `handover` hold the progress of bridges (bridge.py). Times are microseconds of the
-queue's clock (`QueueClock` in queue_file.py), except `published_at` and other times shown to people. A
-migration step is never edited after its release: a new one is added. `clean_up` deletes expired ids and
-returns free pages in small portions beside other work.
+queue's clock (`QueueClock` in queue_file.py), except times shown to people, such as `published_at`: those are
+wall-clock times. A migration step is never edited after its release: a new one is added.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ __all__ = [
     "clean_up",
     "delete_expired_ids",
     "migrate",
-    "vacuum_pages",
 ]
 
 READY: Final = 0
@@ -153,6 +151,7 @@ class QueueTransaction:
         """Count that deliveries went from one state to another; None is outside the queue."""
         if before is not None:
             self._changes[group, _STATE_COLUMNS[before]] -= number
+            # Deliveries in flight do not count towards the limit, so settling one makes no room.
             self.notify_publishers = self.notify_publishers or before != IN_FLIGHT
         if after is not None:
             self._changes[group, _STATE_COLUMNS[after]] += number
@@ -181,25 +180,18 @@ _IDS_PER_RUN: Final = 256
 
 
 def clean_up(transaction: QueueTransaction) -> None:
-    """Do a small part of the clean-up; called every 64 transactions."""
+    """Delete some expired ids, and return some free pages of acknowledged messages to the file system."""
     delete_expired_ids(transaction, _IDS_PER_RUN)
-    vacuum_pages(transaction)
-
-
-def delete_expired_ids(transaction: QueueTransaction, limit: int) -> None:
-    """Delete message ids whose deduplication window has passed.
-
-    Ids are in the order of their expiry unless the queue's `deduplication_window` was changed.
-    """
-    rows = transaction.execute("SELECT number, until FROM seen ORDER BY number LIMIT ?", (limit,)).fetchall()
-    old = [(number,) for number, until in rows if until <= transaction.now]
-    if old:
-        transaction.executemany("DELETE FROM seen WHERE number = ?", old)
-
-
-def vacuum_pages(transaction: QueueTransaction) -> None:
-    """Return some of the free pages of acknowledged messages to the file system."""
     (free,) = transaction.fetch_one("PRAGMA freelist_count", ())
     if free >= _VACUUM_PAGES and free * 2 > transaction.fetch_one("PRAGMA page_count", ())[0]:
         for _ in range(_VACUUM_PAGES // 4):  # Python runs only the first step of this statement, which is one page
             transaction.execute("PRAGMA incremental_vacuum(1)")
+
+
+def delete_expired_ids(transaction: QueueTransaction, limit: int) -> None:
+    """Delete message ids whose deduplication window has passed; looks at the oldest `limit` ids."""
+    # Ids are stored in the order of their expiry, unless `deduplication_window` was changed.
+    rows = transaction.execute("SELECT number, until FROM seen ORDER BY number LIMIT ?", (limit,)).fetchall()
+    old = [(number,) for number, until in rows if until <= transaction.now]
+    if old:
+        transaction.executemany("DELETE FROM seen WHERE number = ?", old)

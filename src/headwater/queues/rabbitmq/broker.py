@@ -10,19 +10,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from headwater.errors import OverloadedError, UnknownGroupError
+from headwater.errors import OverloadedError
 from headwater.log.topic import WhenFull
 from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.message import check_message
 from headwater.queues.protocol import DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm
-from headwater.queues.queue import Queue, merge_definition, unknown_queue_error
+from headwater.queues.queue import Queue, check_prefetch, merge_definition, unknown_group_error, unknown_queue_error
 from headwater.queues.rabbitmq import requeue
 from headwater.queues.rabbitmq.capabilities import check_message_support, check_queue
 from headwater.queues.rabbitmq.channel import GroupCounters
 from headwater.queues.rabbitmq.connection import RabbitConnection
 from headwater.queues.rabbitmq.envelope import Envelope
 from headwater.queues.rabbitmq.publisher import Publication, Publisher, PublishOutcome
-from headwater.queues.rabbitmq.receiver import MessageReceiver, RabbitReceiver
+from headwater.queues.rabbitmq.receiver import RabbitReceiver
 from headwater.queues.rabbitmq.requeue import Requeuer
 from headwater.queues.rabbitmq.topology import DefinitionRegistry, Topology, dead_letter_queue, group_queue
 from headwater.queues.routing import Router
@@ -51,8 +51,11 @@ class RabbitBroker:
         BadSettingError: The URL has another form.
     """
 
+    counts_all_processes = False
+    """RabbitMQ reports only waiting messages and dead letters; each process counts the rest for itself."""
+
     def __init__(self, url: str, *, patience: timedelta = timedelta(seconds=30)) -> None:
-        # Low on memory, RabbitMQ stops reading from connections that publish; acks must not wait for that.
+        # When RabbitMQ is low on memory, it stops reading from connections that publish; acks must not wait for that.
         self._publish_connection = RabbitConnection(url, "publishing", patience)
         self._receive_connection = RabbitConnection(url, "receiving", patience)
         self._publisher = Publisher(self._publish_connection)
@@ -61,13 +64,8 @@ class RabbitBroker:
         self._counters: defaultdict[tuple[str, str], GroupCounters] = defaultdict(GroupCounters)
         self._definitions: dict[str, _CachedDefinition] = {}
         self._limit_lock = asyncio.Lock()
-        self._receivers: list[MessageReceiver] = []
+        self._receivers: list[RabbitReceiver] = []
         self._loop = EventLoopThread("headwater-rabbitmq")
-
-    @property
-    def counts_all_processes(self) -> bool:
-        """RabbitMQ reports only waiting messages and dead letters; each process counts the rest for itself."""
-        return False
 
     def declare(self, queue: Queue) -> Queue:
         """Create a queue, or update it to this definition.
@@ -116,10 +114,11 @@ class RabbitBroker:
         Raises:
             UnknownGroupError: The queue has no such group.
         """
-        return RabbitReceiver(self._loop, self._loop.run(self._open_receiver(name, group, worker, prefetch)))
+        check_prefetch(prefetch)
+        return self._loop.run(self._open_receiver(name, group, worker, prefetch))
 
     def counts(self, name: str) -> list[GroupCounts]:
-        """Returns the counts of each group; delayed, in flight and totals are those of this process."""
+        """Returns the counts of each group; `delayed`, `in_flight` and the totals cover only this process."""
         return self._loop.run(self._counts(name))
 
     def dead_letters(self, name: str, group: str | None = None) -> Iterator[DeadLetter]:
@@ -127,16 +126,12 @@ class RabbitBroker:
         return iter(self._loop.run(self._read_dead_letters(name, group)))
 
     def redrive(self, name: str, letters: Iterable[DeadLetter]) -> int:
-        """Redrive dead letters with their current message; returns how many there were."""
+        """Redrive dead letters, each with the message it has now; returns how many were still dead letters."""
         found = list(letters)
         for row, letter in enumerate(found):
             check_message(letter.message, row)
             check_message_support(name, letter.message)
         return self._loop.run(self._redrive(name, found))
-
-    def close_receivers(self) -> None:
-        """Close all receivers of this broker; their unsettled messages are requeued."""
-        self._loop.run(self._close_receivers())
 
     def close(self) -> None:
         """Close receivers and connections."""
@@ -156,7 +151,7 @@ class RabbitBroker:
             now = merge_definition(before, queue) if before else replace(queue, given=None)
             check_queue(replace(now, given=None))
             await self._topology.declare(now, before)
-            if now != before:
+            if now != before:  # written last: what a stored definition names exists
                 await self._registry.write(now)
         self._cache_definition(now)
         return now
@@ -188,12 +183,13 @@ class RabbitBroker:
         now = [each for each in envelopes if not each.message.delay]
         publications = [Publication(name, each.message.routing_key, each.to_amqp(expires=True)) for each in now]
         outcomes = iter(await self._send(known.queue, publications))
-        confirmed = []
         await self._publish_delayed(known.queue, zip(envelopes, routes, strict=True))
-        for envelope, groups in zip(envelopes, routes, strict=True):
-            outcome = PublishOutcome.CONFIRMED if envelope.message.delay else next(outcomes)
-            confirmed.append(self._record_outcome(known.queue, envelope, groups, outcome))
-        return confirmed
+        return [
+            self._confirm(
+                known.queue, envelope, groups, PublishOutcome.CONFIRMED if envelope.message.delay else next(outcomes)
+            )
+            for envelope, groups in zip(envelopes, routes, strict=True)
+        ]
 
     async def _publish_delayed(self, queue: Queue, envelopes: Iterable[tuple[Envelope, Sequence[int]]]) -> None:
         """Publish delayed messages to the delay queues, once per group."""
@@ -204,9 +200,10 @@ class RabbitBroker:
         for (delay, number), those in delayed.items():
             await self._requeuer(queue.name, queue.groups[number].name).requeue(those, delay)
 
-    def _record_outcome(
+    def _confirm(
         self, queue: Queue, envelope: Envelope, groups: Sequence[int], outcome: PublishOutcome
     ) -> PublishConfirm:
+        """Count the outcome in each group, and return the confirm."""
         for number in groups:
             counters = self._counters[queue.name, queue.groups[number].name]
             counters.published += outcome is not PublishOutcome.UNROUTABLE
@@ -234,7 +231,8 @@ class RabbitBroker:
     async def _try_send(self, queue: Queue, publications: list[Publication]) -> list[PublishOutcome]:
         if queue.limit is None:
             return await self._publisher.send(publications)
-        async with self._limit_lock:  # between the count and the publish nobody else of this process may publish
+        # Held from the count to the publish, so that calls of this process do not fill the same room twice.
+        async with self._limit_lock:
             [waiting] = await self._message_counts(group_queue(queue.name, queue.groups[0].name))
             room = max(0, queue.limit - waiting)
             sent = await self._publisher.send(publications[:room])
@@ -250,9 +248,10 @@ class RabbitBroker:
 
         return await self._receive_connection.run_with_retry(read)
 
-    async def _open_receiver(self, name: str, group: str, worker: str, prefetch: int) -> MessageReceiver:
+    async def _open_receiver(self, name: str, group: str, worker: str, prefetch: int) -> RabbitReceiver:
         queue = (await self._load_definition(name, 0)).queue
-        receiver = MessageReceiver(
+        receiver = RabbitReceiver(
+            self._loop,
             self._receive_connection,
             queue,
             _group_number(queue, group),
@@ -261,7 +260,7 @@ class RabbitBroker:
             worker=worker,
             prefetch=prefetch,
         )
-        self._receivers.append(receiver)
+        self._receivers = [known for known in self._receivers if not known.is_closed] + [receiver]
         return receiver
 
     async def _counts(self, name: str) -> list[GroupCounts]:
@@ -289,7 +288,7 @@ class RabbitBroker:
         for group in {letter.group: _group_number(queue, letter.group) for letter in letters}:
             wanted = {letter.number: letter for letter in letters if letter.group == group}
             requeuer = self._requeuer(name, group)
-            # A retry finds the letters that are still dead; one may be redriven twice, with the same id.
+            # `run_with_retry` may run it again: it finds those still dead, and may redrive one twice, with the same id.
             again = partial(requeue.redrive, self._receive_connection, name, group, wanted, requeuer)
             done += await self._receive_connection.run_with_retry(again)
         return done
@@ -297,12 +296,9 @@ class RabbitBroker:
     def _requeuer(self, name: str, group: str) -> Requeuer:
         return Requeuer(name, group, self._publisher, self._topology, self._counters[name, group])
 
-    async def _close_receivers(self) -> None:
-        while self._receivers:
-            await self._receivers.pop().close()
-
     async def _close(self) -> None:
-        await self._close_receivers()
+        for receiver in self._receivers:
+            await receiver.close_in_loop()
         await self._publisher.close()
         for connection in (self._receive_connection, self._publish_connection):
             await connection.close()
@@ -311,7 +307,5 @@ class RabbitBroker:
 def _group_number(queue: Queue, name: str) -> int:
     names = [group.name for group in queue.groups]
     if name not in names:
-        what = f'queue "{queue.name}" has no group "{name}"'
-        detail = f"groups: {', '.join(each or '(unnamed)' for each in names)}"
-        raise UnknownGroupError(what, detail=detail, fix=names[0] or "leave the group out", group=name)
+        raise unknown_group_error(queue.name, name, names)
     return names.index(name)

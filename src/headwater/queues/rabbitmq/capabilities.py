@@ -1,4 +1,4 @@
-"""What a queue can do on each backend: the table of the documentation, and the checks that refuse the rest."""
+"""What queues support on each backend, as shown in the documentation, and the checks that refuse the rest."""
 
 from __future__ import annotations
 
@@ -16,100 +16,96 @@ __all__ = ["CAPABILITIES", "check_message_support", "check_queue"]
 
 # Capability: (data folder, RabbitMQ).
 CAPABILITIES: Final[dict[str, tuple[str, str]]] = {
-    "confirmed = survives kill -9 and a power cut": (
-        "yes, at `durable`",
-        "yes: on the disks of a majority of the queue's members; `durability=` is kept and changes nothing",
+    "a confirmed message survives `kill -9` and a power cut": (
+        'yes, with `durability="durable"`',
+        "yes: it is on the disks of a majority of the queue's members; `durability=` is stored but has no effect",
     ),
-    "one worker of a group, every group": ("yes", "yes: a quorum queue for each group"),
+    "each message goes to one worker of every group": ("yes", "yes: a quorum queue for each group"),
     "ack, nack, reject": ("yes", "yes"),
     "a late or second ack changes nothing": ("yes", "yes"),
     "`visibility_timeout`, `extend`": (
         "yes",
-        "kept by the receiver's process; RabbitMQ itself takes a message back when the connection ends, and after its "
-        "`consumer_timeout` (30 minutes)",
+        "enforced by the receiver's process; RabbitMQ itself requeues a message when the connection ends, and after "
+        "its `consumer_timeout` (30 minutes)",
     ),
-    "a receiver that died": ("after `visibility_timeout`", "at once; after 20 s when its machine fell silent"),
+    "redelivery after a receiver died": ("after `visibility_timeout`", "at once; after 20 s if its machine is lost"),
     "attempts": (
-        "counted when handed out",
-        "the same; when a process dies, what it had prefetched counts as handed out and failed, too",
+        "counted at each delivery",
+        "counted at each delivery; when a process dies, messages that it had only prefetched also count as failed",
     ),
-    "backoff between attempts": ("exact", "up to a quarter longer: each length is a queue in RabbitMQ"),
-    "dead letters with reason, stack, history": ("yes", "yes; 64 KB of history, the oldest stacks are left out first"),
-    "a copy after a crash while a message is given back": (
+    "backoff between attempts": ("exact", "up to a quarter longer: each delay is a queue in RabbitMQ"),
+    "dead letters with reason, stack, history": ("yes", "yes; up to 64 KB of history: the oldest stacks are dropped"),
+    "a duplicate after a crash during a nack": (
         "never",
         "possible, with the same id: RabbitMQ has no transaction over two queues",
     ),
     "delay": ("exact", "up to a tenth longer, at most 49 days"),
-    "ttl": ("yes", "yes; one behind others that live longer is counted as dead when it comes to the head"),
+    "ttl": ("yes", "yes; a message behind others that live longer becomes a dead letter only at the head of the queue"),
     "priority": ("yes", "refused: quorum queues of RabbitMQ 3 have none"),
-    "a second message of one id": (
-        "not taken",
-        "taken: RabbitMQ does not look at ids; `deduplication_window=` is refused",
+    "a second message with the same id": (
+        "discarded",
+        "accepted: RabbitMQ does not compare ids; `deduplication_window=` is refused",
     ),
     "`ordered`": ("yes", "refused: RabbitMQ has no order per key with several receivers"),
-    "groups by routing key and headers": ("yes", "yes, by RabbitMQ; a header beginning with `x-` is refused"),
+    "groups by routing key and headers": ("yes", "yes, by RabbitMQ; header names that begin with `x-` are refused"),
     "groups by SQL": (
-        "before a message is kept",
-        "by the receiver, before it is handed out; until then it counts as waiting",
+        "evaluated before a message is stored",
+        "evaluated by the receiver before delivery; until then the message counts as waiting",
     ),
-    "`limit`": ("exact", "one group only, and about: RabbitMQ notices a little later"),
-    "overload": ("all policies", "backpressure and drop newest; RabbitMQ cannot drop others and lose none"),
+    "`limit`": ("exact", "for one group only, and approximate: RabbitMQ notices a little later"),
+    "overload": ("all policies", "backpressure and drop newest; RabbitMQ cannot drop others without losing messages"),
     "counts": (
         "of all processes",
-        "waiting and dead of all; delayed, in flight and totals of this process: AMQP tells no more",
+        "waiting and dead of all processes; delayed, in flight and totals of this process: AMQP reports no more",
     ),
-    "a connection that breaks": ("has none", "made anew; what was not confirmed is sent again with the same id"),
-    "low on memory": ("has no such limit", "publish waits and says so; OVERLOADED after 30 s"),
-    "clients of others": ("none", "any AMQP client publishes and receives"),
+    "a lost connection": ("has none", "reopened; unconfirmed messages are sent again with the same id"),
+    "low on memory": ("has no such limit", "publish waits and logs a warning; OVERLOADED after 30 s"),
+    "other clients": ("none", "any AMQP client publishes and receives"),
 }
+_FIX: Final = "leave it out, or keep the queue in the data folder"
 
 
 def check_queue(queue: Queue) -> None:
-    """Refuse what RabbitMQ cannot do.
+    """Raises if a queue has an option that RabbitMQ does not support.
 
     Raises:
         RefusedError: With the reason.
     """
     for option, why in _find_unsupported(queue):
-        raise RefusedError(
-            f'queue "{queue.name}" cannot have {option} on RabbitMQ',
-            detail=why,
-            fix="leave it out, or keep the queue in the data folder",
-            location=queue.location,
-            queue=queue.name,
-        )
+        what = f'queue "{queue.name}" cannot have {option} on RabbitMQ'
+        raise RefusedError(what, detail=why, fix=_FIX, location=queue.location, queue=queue.name)
 
 
 def check_message_support(queue: str, message: OutgoingMessage) -> None:
-    """Refuse what RabbitMQ cannot do with a message.
+    """Raises if a message has an option that RabbitMQ does not support.
 
     Raises:
         RefusedError: With the reason.
     """
-    ours = next((name for name in message.headers if name.startswith(("hw-", "x-"))), None)
+    reserved = next((name for name in message.headers if name.startswith(("hw-", "x-"))), None)
     if message.priority:
-        what, why = "a priority", "its quorum queues have none"
-    elif ours is not None:
-        what, why = f"the header {ours}", "names that begin with hw- are ours, those with x- RabbitMQ's"
+        option, why = "a priority", "its quorum queues have none"
+    elif reserved is not None:
+        option, why = f"the header {reserved}", "names that begin with hw- are Headwater's, those with x- RabbitMQ's"
     elif max(message.ttl or timedelta(0), message.delay) > MAX_DELAY:
-        what, why = "such a ttl or delay", f"RabbitMQ keeps no message longer than {MAX_DELAY} for that"
+        option, why = "such a ttl or delay", f"the longest on RabbitMQ is {MAX_DELAY}"
     else:
         return
-    fix = "leave it out, or keep the queue in the data folder"
-    raise RefusedError(f'a message of queue "{queue}" cannot have {what} on RabbitMQ', detail=why, fix=fix, queue=queue)
+    what = f'a message of queue "{queue}" cannot have {option} on RabbitMQ'
+    raise RefusedError(what, detail=why, fix=_FIX, queue=queue)
 
 
 def _find_unsupported(queue: Queue) -> Iterator[tuple[str, str]]:
-    """Options that RabbitMQ cannot do, and why."""
+    """Yields options of a queue that RabbitMQ does not support, and why."""
     if queue.ordered:
         yield "ordered", "RabbitMQ has no order per key with several receivers"
     if "deduplication_window" in (queue.given or ()) and queue.deduplication_window:
-        yield "deduplication_window", "RabbitMQ takes every message, whatever its id"
+        yield "deduplication_window", "RabbitMQ accepts every message, whatever its id"
     if queue.limit is not None and len(queue.groups) > 1:
-        yield "limit", "with several groups, one could take a message that another has refused"
+        yield "limit", "with several groups, one could store a message that another has refused"
     if queue.limit is not None and queue.overload.when_full not in (WhenFull.WAIT, WhenFull.DROP_NEWEST):
-        yield "overload", "RabbitMQ drops the newest message or none, if it is to lose no other"
+        yield "overload", "without losing other messages, RabbitMQ can only drop the newest message or none"
     for name in (name for group in queue.groups for name in group.headers if name.startswith("x-")):
         yield name, "RabbitMQ does not compare headers that begin with x-"
     if max(queue.retry.longest * (1 + queue.retry.jitter), queue.ttl or timedelta(0)) > MAX_DELAY:
-        yield "ttl or retry", f"RabbitMQ keeps no message longer than {MAX_DELAY} for that"
+        yield "such a ttl or retry", f"the longest delay on RabbitMQ is {MAX_DELAY}"

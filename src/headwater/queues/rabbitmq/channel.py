@@ -86,7 +86,7 @@ class ConsumerChannel:
         self._queue: AbstractQueue | None = None
         self._consumer: str | None = None
         self._buffer: deque[AbstractIncomingMessage] = deque()
-        self._lost_at: float | None = None
+        self._lost_at: float | None = None  # time of the loop since which the channel is closed
         self.changed = asyncio.Event()
 
     @property
@@ -101,7 +101,7 @@ class ConsumerChannel:
 
     @property
     def is_prefetching(self) -> bool:
-        """Whether RabbitMQ sends messages ahead, or some of them wait here."""
+        """Whether RabbitMQ sends messages in advance, or some of them wait here."""
         return self._consumer is not None or bool(self._buffer)
 
     def pop_messages(self, max_messages: int) -> list[AbstractIncomingMessage]:
@@ -150,15 +150,15 @@ class ConsumerChannel:
             try:
                 self._consumer = await queue.consume(on_message, timeout=_RPC_TIMEOUT)
             except LOST_ERRORS:
-                await self.close()  # a late answer must not find the channel in use
+                await self.close()  # a late consume-ok must not start a consumer on a channel in use
 
     async def poll(self) -> bool:
-        """Fetch one message, or wait for those on their way if consuming; returns whether a message is here."""
+        """Fetch one message; if consuming, wait for those on their way. Returns whether a message is here."""
         if self._channel is None or self._queue is None:
             return False
         try:
             if self._consumer is not None:
-                # A round trip: RabbitMQ has sent what was ready before it answers.
+                # A round trip: RabbitMQ sends the messages that are ready before its answer.
                 await self._channel.set_qos(self._prefetch, timeout=_RPC_TIMEOUT)
                 await asyncio.sleep(0.002)
             elif (message := await self._queue.get(fail=False, timeout=_RPC_TIMEOUT)) is not None:
@@ -192,7 +192,9 @@ class ConsumerChannel:
 
 
 async def settle(incoming: AbstractIncomingMessage, *, requeue: bool = False) -> None:
-    """Acknowledge or requeue. An ack on a closed channel would make RabbitMQ close the connection.
+    """Acknowledge or requeue a message.
+
+    The check of the channel is necessary: an ack of a message of a closed channel makes RabbitMQ close the connection.
 
     Raises:
         ConnectionError: The channel is closed.

@@ -36,7 +36,7 @@ LOST_ERRORS: Final = (ConnectionError, OSError, RuntimeError, asyncio.TimeoutErr
 """The errors of the driver when a connection or channel is lost."""
 _AUTH_ERRORS: Final = (AuthenticationError, ProbableAuthenticationError)
 _RETRY_PAUSE: Final = 0.1  # seconds between two attempts of `run_with_retry`
-# Jitter spreads the clients of a RabbitMQ that comes back.
+# Jitter spreads the reconnects of many clients after a restart of RabbitMQ.
 _BACKOFF: Final = Backoff(timedelta(milliseconds=15), timedelta(milliseconds=750), jitter=1 / 3)
 _CONNECT_TIMEOUT: Final = 10.0  # seconds for one attempt to connect
 _HEARTBEAT: Final = 10  # seconds; a silently broken connection is noticed after about two heartbeats
@@ -74,7 +74,7 @@ class RabbitConnection:
         self._purpose = purpose
         self.patience = patience.total_seconds()
         self.redacted_url = redact(url)
-        self._lock = asyncio.Lock()  # held while connecting, so that waiters share one new connection
+        self._lock = asyncio.Lock()  # held while connecting, so that concurrent callers share one new connection
         self._connection: AbstractConnection | None = None
 
     async def open_channel(self, *, patience: float | None = None) -> AbstractChannel:
@@ -97,7 +97,7 @@ class RabbitConnection:
                 what = f"RabbitMQ at {self.redacted_url} refused the login"
                 detail = str(error) or "the user or the password is wrong"
                 raise BadCredentialsError(what, detail=detail, fix="check the user and the password") from None
-            except LOST_ERRORS as error:
+            except LOST_ERRORS as error:  # includes the timeout of this attempt
                 delay = _BACKOFF.delay(attempt).total_seconds()
                 if now() + delay > end:
                     raise self._unreachable(error) from None
@@ -118,14 +118,14 @@ class RabbitConnection:
 
         Raises:
             UnreachableError: No broker answered in time.
-            RefusedError: RabbitMQ does not allow it, or a queue or exchange is missing.
+            RefusedError: A queue or exchange is missing, or exists with other arguments.
         """
         end = asyncio.get_running_loop().time() + self.patience
         while True:
             try:
                 return await work()
             except (ChannelNotFoundEntity, ChannelPreconditionFailed) as error:
-                what = f"RabbitMQ at {self.redacted_url} refuses"
+                what = f"RabbitMQ at {self.redacted_url} refused the operation"
                 raise RefusedError(what, detail=str(error), fix="declare the queue again") from None
             except LOST_ERRORS as error:
                 if asyncio.get_running_loop().time() > end:

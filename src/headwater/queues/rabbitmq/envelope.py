@@ -1,17 +1,17 @@
 """A message as an AMQP message, and back; messages published by other clients are read too.
 
-The body, `message_id` and `timestamp` are AMQP's own. Headers are the sender's, and these of ours:
-`hw-key`, `hw-words`, `hw-published-at`, `hw-expires-at`, `traceparent`; on a message that was handed out
-before `hw-deliveries`, `hw-failures` and `hw-history`; on a dead letter `hw-why` and `hw-died-at`.
+The body, `message_id` and `timestamp` are AMQP's own. The headers are those of the publisher, and ours: `hw-key`,
+`hw-words`, `hw-published-at`, `hw-expires-at` and `traceparent`; after a first delivery also `hw-deliveries`,
+`hw-failures` and `hw-history`; on a dead letter also `hw-why` and `hw-died-at`.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aio_pika import DeliveryMode, Message
@@ -23,9 +23,11 @@ from headwater.queues.protocol import Attempt, OutgoingMessage
 
 __all__ = ["Envelope"]
 
+T = TypeVar("T")
 _RESERVED_PREFIXES: Final = ("hw-", "x-")
 _MAX_STACK: Final = 8_000  # characters kept of one stack
 _MAX_HISTORY: Final = 64_000  # bytes of JSON: all headers must fit into one frame of 128 KiB
+_HISTORY_DECODER: Final = msgspec.json.Decoder(tuple[Attempt, ...])
 _DEATH_REASONS: Final = {"expired": "expired", "rejected": "rejected", "maxlen": "full", "delivery_limit": "failed"}
 
 
@@ -77,20 +79,24 @@ class Envelope:
             body=incoming.body,
             id=incoming.message_id,
             routing_key=_routing_key(incoming, headers, exchange),
-            key=_to_text(headers.get("hw-key")),
-            headers={name: str(value) for name, value in headers.items() if not _is_reserved(name)},
-            traceparent=_parse_traceparent(headers.get("traceparent")),
+            key=_parse(headers.get("hw-key"), str),
+            headers={
+                name: str(value)
+                for name, value in headers.items()
+                if name != "traceparent" and not name.startswith(_RESERVED_PREFIXES)
+            },
+            traceparent=_parse(headers.get("traceparent"), check_traceparent),
         )
         deaths = headers.get("x-death") or [{}]
         return cls(
             message,
-            _parse_time(headers.get("hw-published-at")) or incoming.timestamp or now,
-            _parse_time(headers.get("hw-expires-at")),
+            _parse(headers.get("hw-published-at"), datetime.fromisoformat) or incoming.timestamp or now,
+            _parse(headers.get("hw-expires-at"), datetime.fromisoformat),
             deliveries=int(headers.get("hw-deliveries", 0)) + lost,
             failures=int(headers.get("hw-failures", 0)) + lost,
-            history=_decode_history(headers.get("hw-history")),
-            why=_to_text(headers.get("hw-why")) or _DEATH_REASONS.get(str(deaths[0].get("reason")), "rejected"),
-            died_at=_parse_time(headers.get("hw-died-at")) or deaths[0].get("time"),
+            history=_parse(headers.get("hw-history"), _HISTORY_DECODER.decode) or (),
+            why=_parse(headers.get("hw-why"), str) or _DEATH_REASONS.get(str(deaths[0].get("reason")), "rejected"),
+            died_at=_parse(headers.get("hw-died-at"), datetime.fromisoformat) or deaths[0].get("time"),
         )
 
     def add_failure(self, attempt: Attempt) -> Envelope:
@@ -128,10 +134,6 @@ class Envelope:
         )
 
 
-def _is_reserved(name: str) -> bool:
-    return name.startswith(_RESERVED_PREFIXES) or name == "traceparent"
-
-
 def _routing_key(incoming: AbstractIncomingMessage, headers: Mapping[str, Any], exchange: str) -> str:
     if "hw-words" in headers:
         return str(headers["hw-words"])
@@ -141,29 +143,12 @@ def _routing_key(incoming: AbstractIncomingMessage, headers: Mapping[str, Any], 
     return incoming.routing_key or "" if incoming.exchange == exchange else ""
 
 
-def _to_text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _parse_traceparent(value: object) -> str | None:
+def _parse(header: object, parse: Callable[[str], T]) -> T | None:
+    """Returns the value of a header; None if it is missing, or if another client wrote something else there."""
     try:
-        return None if value is None else check_traceparent(str(value))
-    except BadEventError:  # other clients may write anything
+        return None if header is None else parse(str(header))
+    except (ValueError, BadEventError):
         return None
-
-
-def _parse_time(value: object) -> datetime | None:
-    try:
-        return None if value is None else datetime.fromisoformat(str(value))
-    except ValueError:  # written by another client
-        return None
-
-
-def _decode_history(value: object) -> tuple[Attempt, ...]:
-    try:
-        return () if value is None else tuple(msgspec.json.decode(str(value), type=list[Attempt]))
-    except msgspec.DecodeError:
-        return ()
 
 
 def _encode_history(history: Sequence[Attempt]) -> str:

@@ -1,4 +1,4 @@
-"""Publishing with confirms: what RabbitMQ did not confirm before a connection broke is sent again."""
+"""Publishing with confirms: messages that were not confirmed before a connection was lost are sent again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ __all__ = ["Publication", "PublishOutcome", "Publisher"]
 logger = logging.getLogger("headwater.rabbitmq")
 _MAX_UNCONFIRMED: Final = 500  # messages
 _CONFIRM_INTERVAL: Final = 1.0  # seconds without a confirm, after which the connection is checked
-_MAX_REFUSALS: Final = 3  # a refused message closes the channel, so the others fail with it and are sent again
+# Attempts of a batch: a refused message closes the channel, so the others fail with it and are sent again.
+_MAX_REFUSALS: Final = 3
 
 
 class PublishOutcome(StrEnum):
     """What RabbitMQ did with a message."""
 
     CONFIRMED = "taken"
-    """It is in all queues bound to it, on the disks of a majority of their members."""
+    """It is in all queues that its routing key selects, on the disks of a majority of their members."""
     UNROUTABLE = "unroutable"
-    """No queue is bound to it; nothing was stored."""
+    """Its routing key selects no queue; nothing was stored."""
     FULL = "full"
-    """A queue bound to it is full."""
+    """A queue that its routing key selects is full."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Publisher:
         self._lock = asyncio.Lock()
         self._channel: AbstractChannel | None = None
 
-    async def send(self, publications: Sequence[Publication], *, patience: float | None = None) -> list[PublishOutcome]:
+    async def send(self, publications: Sequence[Publication]) -> list[PublishOutcome]:
         """Publish messages and wait until each is confirmed, returned or refused.
 
         Raises:
@@ -69,8 +70,7 @@ class Publisher:
         """
         outcomes: list[PublishOutcome] = []
         for start in range(0, len(publications), _MAX_UNCONFIRMED):
-            part = publications[start : start + _MAX_UNCONFIRMED]
-            outcomes += await self._send_batch(part, self._connection.patience if patience is None else patience)
+            outcomes += await self._send_batch(publications[start : start + _MAX_UNCONFIRMED])
         return outcomes
 
     async def close(self) -> None:
@@ -79,10 +79,10 @@ class Publisher:
             with contextlib.suppress(*LOST_ERRORS):
                 await asyncio.wait_for(self._channel.close(), 5.0)
 
-    async def _send_batch(self, publications: Sequence[Publication], patience: float) -> list[PublishOutcome]:
+    async def _send_batch(self, publications: Sequence[Publication]) -> list[PublishOutcome]:
         found: dict[int, PublishOutcome] = {}
-        end = asyncio.get_running_loop().time() + patience
-        strikes = 0
+        end = asyncio.get_running_loop().time() + self._connection.patience
+        refused_attempts = 0
         while open_ := [index for index in range(len(publications)) if index not in found]:
             left = end - asyncio.get_running_loop().time()
             if left < 0:
@@ -92,8 +92,8 @@ class Publisher:
             pairs = zip(open_, results, strict=True)
             found |= {index: result for index, result in pairs if isinstance(result, PublishOutcome)}
             if refusals := [each for each in results if isinstance(each, Exception)]:
-                strikes += 1
-                if strikes >= _MAX_REFUSALS:
+                refused_attempts += 1
+                if refused_attempts >= _MAX_REFUSALS:
                     raise self._refusal_error(publications[open_[0]], refusals[0])
         return [found[index] for index in range(len(publications))]
 
@@ -101,7 +101,7 @@ class Publisher:
         self, channel: AbstractChannel, publications: Sequence[Publication], end: float
     ) -> list[PublishOutcome | Exception | None]:
         """Returns for each message an outcome, the error of a refusal, or None when the connection was lost."""
-        tasks = [asyncio.create_task(self._publish_one(channel, letter)) for letter in publications]
+        tasks = [asyncio.create_task(self._publish_one(channel, each)) for each in publications]
         try:
             await self._await_confirms(tasks, end)
         finally:
@@ -125,20 +125,17 @@ class Publisher:
             answer: Any = await exchange.publish(publication.message, publication.routing_key, mandatory=True)
         except DeliveryError:
             return PublishOutcome.FULL
-        returned = answer is not None and hasattr(answer, "body")  # the returned message, not a confirm
-        return PublishOutcome.UNROUTABLE if returned else PublishOutcome.CONFIRMED
+        # A returned message has a body, a confirm has none.
+        return PublishOutcome.UNROUTABLE if hasattr(answer, "body") else PublishOutcome.CONFIRMED
 
     async def _await_confirms(self, tasks: list[asyncio.Task[PublishOutcome]], end: float) -> None:
         """Wait for all confirms; log once when RabbitMQ blocks publishers, and give up at `end`."""
-        told = False
+        warned = False
         pending: set[asyncio.Task[PublishOutcome]] = set(tasks)
-        while pending:
-            _, pending = await asyncio.wait(pending, timeout=_CONFIRM_INTERVAL)
-            if not pending:
-                break
+        while pending := (await asyncio.wait(pending, timeout=_CONFIRM_INTERVAL))[1]:
             blocked = await self._connection.is_blocked()
-            if blocked and not told:
-                told = True
+            if blocked and not warned:
+                warned = True
                 logger.warning("RabbitMQ at %s is low on memory or disk; publish waits", self._connection.redacted_url)
             if asyncio.get_running_loop().time() > end:
                 raise self._timeout_error(blocked, len(pending))
@@ -150,9 +147,9 @@ class Publisher:
             return self._channel
 
     def _timeout_error(self, blocked: bool, waiting: int) -> OverloadedError | UnreachableError:
-        detail = f"{waiting} messages were not confirmed; they may be stored or not, under the same ids"
+        detail = f"{waiting} messages were not confirmed; some of them may be stored"
         if blocked:
-            what = f"RabbitMQ at {self._connection.redacted_url} takes no messages: it is low on memory or disk"
+            what = f"RabbitMQ at {self._connection.redacted_url} accepts no messages: it is low on memory or disk"
             return OverloadedError(what, detail=detail, fix="rabbitmqctl status shows the alarm")
         what = f"RabbitMQ at {self._connection.redacted_url} does not answer"
         return UnreachableError(what, detail=detail, fix="check that it runs")

@@ -1,8 +1,7 @@
 """The receiver on RabbitMQ.
 
-`MessageReceiver` runs in the event loop: it receives the messages of one group and settles them. `RabbitReceiver`
-wraps it for callers in other threads. RabbitMQ has no visibility timeout: `MessageReceiver` starts a timer for each
-delivery and requeues the message when it expires. A nack publishes a copy and acknowledges the original (`_fail`).
+RabbitMQ has no visibility timeout: `RabbitReceiver` starts a timer for each delivery and requeues the message when it
+expires. A nack publishes a copy and acknowledges the original (`_fail`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from headwater.queues.rabbitmq.requeue import Requeuer
 from headwater.queues.rabbitmq.topology import group_queue
 from headwater.queues.routing import Router
 
-__all__ = ["MessageReceiver", "RabbitReceiver"]
+__all__ = ["RabbitReceiver"]
 
 logger = logging.getLogger("headwater.rabbitmq")
 _IDLE_TIMEOUT: Final = 0.25  # seconds without a call of `receive`, after which prefetched messages are requeued
@@ -46,10 +45,11 @@ class _UnackedMessage:
     timer: asyncio.TimerHandle
 
 
-class MessageReceiver:
-    """Receives the messages of one group; all calls come from one event loop.
+class RabbitReceiver:
+    """Receives the messages of one group; safe to share between threads.
 
     Args:
+        loop: The event loop of the broker, in which the coroutines run.
         connection: The connection for receiving.
         queue: The definition of the queue.
         group: The number of the group.
@@ -61,6 +61,7 @@ class MessageReceiver:
 
     def __init__(
         self,
+        loop: EventLoopThread,
         connection: RabbitConnection,
         queue: Queue,
         group: int,
@@ -70,6 +71,7 @@ class MessageReceiver:
         worker: str,
         prefetch: int,
     ) -> None:
+        self._loop = loop
         self._queue = queue
         self._name = group_queue(queue.name, queue.groups[group].name)
         self._channel = ConsumerChannel(
@@ -88,38 +90,41 @@ class MessageReceiver:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def receive(self, timeout: float | None, max_messages: int) -> list[Delivery]:
-        """As `Receiver.receive`."""
-        self._receiving += 1
-        try:
-            return await self._receive(timeout, max_messages)
-        finally:
-            self._receiving -= 1
-            self._schedule_pause()
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has stopped receiving."""
+        return self._closed
 
-    async def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
-        """As `Receiver.ack`."""
-        return [await self._ack_one(delivery) for delivery in deliveries]
+    def receive(self, timeout: float | None = 0, max_messages: int = 1) -> list[Delivery]:
+        """Returns the next messages; reconnects if the connection is lost meanwhile.
 
-    async def nack(self, delivery: Delivery, why: str, stack: str, delay: timedelta | None) -> AckResult:
-        """As `Receiver.nack`. A nack of AMQP neither counts nor delays, so `_fail` publishes a copy instead."""
-        return await self._fail(delivery.tag, why, stack, delay)
+        Raises:
+            UnreachableError: RabbitMQ has not answered for longer than the broker's patience.
+        """
+        return self._loop.run(self._receive(timeout, max_messages))
 
-    async def reject(self, delivery: Delivery, why: str, stack: str) -> AckResult:
-        """As `Receiver.reject`."""
-        return await self._fail(delivery.tag, why, stack, final=True)
+    def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
+        """Acknowledge the messages."""
+        return self._loop.run(self._ack(deliveries))
 
-    async def extend(self, delivery: Delivery, by: timedelta | None) -> AckResult:
-        """As `Receiver.extend`."""
-        held = self._unacked.get(delivery.tag)
-        if held is None:
-            return AckResult.STALE
-        held.timer.cancel()
-        held.timer = self._start_timer(delivery.tag, by or self._queue.visibility_timeout)
-        return AckResult.DONE
+    def nack(self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None) -> AckResult:
+        """Report a failure. A nack of AMQP neither counts nor delays, so `_fail` publishes a copy instead."""
+        return self._loop.run(self._fail(delivery.tag, why, stack, delay))
 
-    async def close(self) -> None:
-        """As `Receiver.close`. Copies are requeued, because RabbitMQ would count its own requeue as a failure."""
+    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> AckResult:
+        """Reject: the message becomes a dead letter at once."""
+        return self._loop.run(self._fail(delivery.tag, why, stack, final=True))
+
+    def extend(self, delivery: Delivery, by: timedelta | None = None) -> AckResult:
+        """Extend the visibility timeout; RabbitMQ's `consumer_timeout`, by default 30 minutes, still limits it."""
+        return self._loop.run(self._extend(delivery.tag, self._queue.visibility_timeout if by is None else by))
+
+    def close(self) -> None:
+        """Stop receiving; unsettled messages are requeued."""
+        self._loop.run(self.close_in_loop())
+
+    async def close_in_loop(self) -> None:
+        """As `close`, for callers in the event loop."""
         if not self._closed:
             self._closed = True
             self._channel.changed.set()
@@ -129,25 +134,30 @@ class MessageReceiver:
     async def _receive(self, timeout: float | None, max_messages: int) -> list[Delivery]:
         now = asyncio.get_running_loop().time
         end = None if timeout is None else now() + timeout
-        while not self._closed:
-            async with self._pause_lock:
-                if not await self._channel.ensure_open(None if end is None else end - now()):
+        self._receiving += 1
+        try:
+            while not self._closed:
+                async with self._pause_lock:
+                    if not await self._channel.ensure_open(None if end is None else end - now()):
+                        return []
+                if found := self._pop_deliveries(min(max_messages, self._prefetch - len(self._unacked))):
+                    return found
+                left = None if end is None else end - now()
+                free = len(self._unacked) < self._prefetch
+                over = left is not None and left <= 0
+                # With a prefetch of 1, fetching a message costs less than starting and stopping a consumer.
+                single = self._prefetch == 1 and not self._channel.is_prefetching
+                if free and (over or single) and await self._channel.poll():
+                    continue
+                if over:
                     return []
-            if found := self._pop_deliveries(min(max_messages, self._prefetch - len(self._unacked))):
-                return found
-            left = None if end is None else end - now()
-            free = len(self._unacked) < self._prefetch
-            over = left is not None and left <= 0
-            # With a prefetch of 1, fetching a message costs less than starting and stopping a consumer.
-            single = self._prefetch == 1 and not self._channel.is_prefetching
-            if free and (over or single) and await self._channel.poll():
-                continue
-            if over:
-                return []
-            if free:
-                await self._channel.consume()
-            await self._wait_for_change(left, free)
-        return []
+                if free:
+                    await self._channel.consume()
+                await self._wait_for_change(left, free)
+            return []
+        finally:
+            self._receiving -= 1
+            self._schedule_pause()
 
     async def _wait_for_change(self, timeout: float | None, free: bool) -> None:
         """Wait until a message arrives, one is settled, or the channel is lost."""
@@ -171,6 +181,7 @@ class MessageReceiver:
 
     async def _requeue_all(self) -> None:
         """Requeue unsettled and prefetched messages, then close the channel."""
+        # As copies: RabbitMQ would count a requeue of its own as a failed delivery.
         try:
             if self._channel.is_open:
                 await self._channel.pause()
@@ -186,7 +197,7 @@ class MessageReceiver:
         await self._channel.close()
 
     async def _acknowledge(self, incoming: AbstractIncomingMessage) -> None:
-        """Acknowledge; with a prefetch of 1, stop consuming first, so that no message arrives unasked."""
+        """Acknowledge; with a prefetch of 1, stop consuming first: the ack would let RabbitMQ send the next message."""
         if self._prefetch == 1 and self._is_idle():
             await self._channel.pause()
         await settle(incoming)
@@ -196,7 +207,10 @@ class MessageReceiver:
     def _pop_deliveries(self, max_messages: int) -> list[Delivery]:
         batch = self._channel.pop_messages(max_messages)
         envelopes = [Envelope.from_amqp(incoming, self._queue.name) for incoming in batch]
-        wanted = self._match_group(envelopes)
+        wanted = [True] * len(envelopes)
+        if self._router is not None and envelopes:
+            routes = self._router.route([envelope.message for envelope in envelopes])
+            wanted = [self._group in groups for groups in routes]
         found = []
         for incoming, envelope, good in zip(batch, envelopes, wanted, strict=True):
             if good and not self._death_reason(envelope):
@@ -204,12 +218,6 @@ class MessageReceiver:
             else:
                 self._spawn(self._discard(incoming, envelope, good))
         return found
-
-    def _match_group(self, envelopes: list[Envelope]) -> list[bool]:
-        if self._router is None or not envelopes:
-            return [True] * len(envelopes)
-        chosen = self._router.route([envelope.message for envelope in envelopes])
-        return [self._group in groups for groups in chosen]
 
     def _death_reason(self, envelope: Envelope) -> str:
         """Returns why the message is dead; empty if it can be delivered."""
@@ -225,7 +233,7 @@ class MessageReceiver:
                 why = self._death_reason(envelope)
                 if why == "expired":
                     self._counters.expired += 1
-                lost = Attempt(envelope.deliveries, datetime.now(UTC), "the receiver went away without a word")
+                lost = Attempt(envelope.deliveries, datetime.now(UTC), "the connection of the receiver ended")
                 history = (*envelope.history, lost) if why == "failed" else envelope.history
                 dead = replace(envelope, why=why, died_at=datetime.now(UTC), history=history)
                 await self._requeuer.move_to_dead_letters(dead)
@@ -238,9 +246,8 @@ class MessageReceiver:
     def _track(self, incoming: AbstractIncomingMessage, envelope: Envelope) -> Delivery:
         tag = next(self._tags)
         attempt = envelope.deliveries + 1
-        self._unacked[tag] = _UnackedMessage(
-            envelope, incoming, attempt, self._start_timer(tag, self._queue.visibility_timeout)
-        )
+        timer = self._start_timer(tag, self._queue.visibility_timeout)
+        self._unacked[tag] = _UnackedMessage(envelope, incoming, attempt, timer)
         self._counters.in_flight += 1
         self._counters.redelivered += attempt > 1
         visible_until = datetime.now(UTC) + self._queue.visibility_timeout
@@ -253,15 +260,23 @@ class MessageReceiver:
         why = f"not settled within {self._queue.visibility_timeout}"
         self._spawn(self._fail(tag, why, delay=timedelta(0)))
 
-    async def _ack_one(self, delivery: Delivery) -> AckResult:
-        held = self._untrack(delivery.tag)
+    async def _ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
+        results = [AckResult.STALE] * len(deliveries)
+        for index, delivery in enumerate(deliveries):
+            held = self._untrack(delivery.tag)
+            if held is not None:
+                with contextlib.suppress(*LOST_ERRORS):
+                    await self._acknowledge(held.incoming)
+                    self._counters.acked += 1
+                    results[index] = AckResult.DONE
+        return results
+
+    async def _extend(self, tag: str, span: timedelta) -> AckResult:
+        held = self._unacked.get(tag)
         if held is None:
             return AckResult.STALE
-        try:
-            await self._acknowledge(held.incoming)
-        except LOST_ERRORS:
-            return AckResult.STALE
-        self._counters.acked += 1
+        held.timer.cancel()
+        held.timer = self._start_timer(tag, span)
         return AckResult.DONE
 
     async def _fail(
@@ -287,7 +302,7 @@ class MessageReceiver:
                 self._unacked[tag] = held
                 self._counters.in_flight += 1
             raise
-        with contextlib.suppress(*LOST_ERRORS):  # RabbitMQ requeues the original, and the message comes twice
+        with contextlib.suppress(*LOST_ERRORS):  # RabbitMQ redelivers the original, besides the copy
             await self._acknowledge(held.incoming)
         return AckResult.DONE
 
@@ -319,44 +334,3 @@ class MessageReceiver:
             logger.warning(
                 "a message of %s whose visibility timeout expired could not be requeued: %s", self._name, error
             )
-
-
-class RabbitReceiver:
-    """A group's receiver; safe to share between threads.
-
-    Args:
-        loop: The event loop of the receiver.
-        receiver: The receiver in that loop.
-    """
-
-    def __init__(self, loop: EventLoopThread, receiver: MessageReceiver) -> None:
-        self._loop = loop
-        self._receiver = receiver
-
-    def receive(self, timeout: float | None = 0, max_messages: int = 1) -> list[Delivery]:
-        """Returns the next messages; reconnects if the connection is lost meanwhile.
-
-        Raises:
-            UnreachableError: RabbitMQ has not answered for longer than the broker's patience.
-        """
-        return self._loop.run(self._receiver.receive(timeout, max_messages))
-
-    def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
-        """Acknowledge the messages."""
-        return self._loop.run(self._receiver.ack(deliveries))
-
-    def nack(self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None) -> AckResult:
-        """Report a failure: redelivered after a delay, or dead after the last attempt."""
-        return self._loop.run(self._receiver.nack(delivery, why, stack, delay))
-
-    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> AckResult:
-        """Reject: the message becomes a dead letter at once."""
-        return self._loop.run(self._receiver.reject(delivery, why, stack))
-
-    def extend(self, delivery: Delivery, by: timedelta | None = None) -> AckResult:
-        """Extend the visibility timeout; RabbitMQ's `consumer_timeout`, by default 30 minutes, still limits it."""
-        return self._loop.run(self._receiver.extend(delivery, by))
-
-    def close(self) -> None:
-        """Requeue unsettled messages."""
-        self._loop.run(self._receiver.close())

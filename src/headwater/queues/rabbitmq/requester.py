@@ -23,7 +23,7 @@ from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 from headwater.queues.rabbitmq.topology import MAX_DELAY, cancel_routing_key, request_queue
 from headwater.queues.request_reply.protocol import OutgoingRequest
-from headwater.queues.request_reply.wire import Reply, encode_document
+from headwater.queues.request_reply.wire import Reply, encode_request
 
 __all__ = ["CANCEL_EXCHANGE", "NoReply", "RabbitPendingRequest", "RabbitRequester", "ReplyQueue"]
 
@@ -81,9 +81,9 @@ class ReplyQueue:
     async def send(self, request: OutgoingRequest, id_: str) -> bytes | NoReply:
         """Send a request and return the encoded reply; RabbitMQ drops the request when its timeout has passed."""
         future: asyncio.Future[bytes | NoReply] = asyncio.get_running_loop().create_future()
-        self._pending[id_] = future
+        self._pending[id_] = future  # before the publish: the reply may arrive before the confirm
         message = aio_pika.Message(
-            encode_document(request.to_wire()),
+            encode_request(request.to_wire()),
             content_type="application/json",
             correlation_id=id_,
             reply_to=_REPLY_TO,
@@ -93,7 +93,7 @@ class ReplyQueue:
             answer: Any = await self._channel.default_exchange.publish(
                 message, request_queue(request.subject), mandatory=True
             )
-            if hasattr(answer, "body"):  # the message itself, in place of a confirmation
+            if hasattr(answer, "body"):  # the returned message, not a confirm
                 return NoReply.NO_RESPONDER
             return await future
         except DeliveryError:
@@ -106,7 +106,7 @@ class ReplyQueue:
         future = self._pending.get(id_)
         if future is None or future.done():
             return
-        # In this order, RabbitMQ has the cancellation before the caller goes on.
+        # In this order, RabbitMQ has the cancellation before the wait ends.
         try:
             exchange = await self._channel.get_exchange(CANCEL_EXCHANGE, ensure=False)
             message = aio_pika.Message(b"", correlation_id=id_)
@@ -117,7 +117,7 @@ class ReplyQueue:
 
     async def _on_reply(self, message: AbstractIncomingMessage) -> None:
         future = self._pending.get(message.correlation_id or "")
-        if future is not None and not future.done():  # else it comes too late
+        if future is not None and not future.done():  # else the reply is too late
             future.set_result(message.body)
 
     def _on_channel_closed(self) -> None:
@@ -145,7 +145,8 @@ class RabbitRequester:
         self._lock = asyncio.Lock()
         self._reply_queue: ReplyQueue | None = None
         self._pending: set[RabbitPendingRequest] = set()
-        self._loop = EventLoopThread("headwater-asking")
+        self.loop = EventLoopThread("headwater-requests")
+        """Runs all coroutines of the requester."""
 
     def request(self, subject: str, value: Any, timeout: float, as_: type | None = None) -> RabbitPendingRequest:
         """Returns a request that is not sent yet."""
@@ -153,26 +154,12 @@ class RabbitRequester:
 
     def close(self) -> None:
         """Close the connection; pending requests are cancelled."""
-        if not self._loop.closed:
-            self._loop.run(self._close())
-            self._loop.close()
+        if not self.loop.closed:
+            self.loop.run(self._close())
+            self.loop.close()
 
-    def __enter__(self) -> RabbitRequester:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def wait_for_answer(self, pending: RabbitPendingRequest) -> bytes:
-        """Send a request and wait for the answer; called by `RabbitPendingRequest`."""
-        return self._loop.run(self._wait_for_answer(pending))
-
-    def cancel(self, pending: RabbitPendingRequest) -> None:
-        """Cancel a request; returns when responders are told. Called by `RabbitPendingRequest`."""
-        if not self._loop.closed:
-            self._loop.run(self._cancel(pending))
-
-    async def _wait_for_answer(self, pending: RabbitPendingRequest) -> bytes:
+    async def wait_for_answer(self, pending: RabbitPendingRequest) -> bytes:
+        """Send a request and wait for the answer."""
         self._pending.add(pending)
         try:
             while True:
@@ -182,7 +169,7 @@ class RabbitRequester:
                 error = HeadwaterError.from_problem(reply.problem)
                 if not isinstance(error, NoAnswerError) or error.data.get("sent", True):
                     raise error
-                # A responder that is stopping declined it before it called the function: ask another.
+                # A stopping responder declined it before it called the function: send it again, to another one.
         except asyncio.CancelledError:
             if pending.request.cancelled:
                 raise pending.request.no_answer_error("the request was cancelled", sent=False) from None
@@ -208,8 +195,7 @@ class RabbitRequester:
         if document is NoReply.CANCELLED:
             raise request.no_answer_error("the request was cancelled", sent=True)
         if document is NoReply.FULL:
-            what = f'too many requests wait on "{request.subject}"'
-            raise OverloadedError(what, subject=request.subject)
+            raise OverloadedError(f'too many requests wait on "{request.subject}"', subject=request.subject)
         if document is NoReply.LOST:
             raise self._connection_error("the connection was lost before the answer came")
         return msgspec.json.decode(document, type=Reply)
@@ -235,15 +221,16 @@ class RabbitRequester:
         what = f"RabbitMQ at {self._connection.redacted_url} is unreachable; the function may have been called or not"
         return UnreachableError(what, detail=detail, fix="check that it runs, and ask again")
 
-    async def _cancel(self, pending: RabbitPendingRequest) -> None:
+    async def cancel(self, pending: RabbitPendingRequest) -> None:
+        """Cancel a request; returns when responders are told."""
         if self._reply_queue is not None and pending.id is not None:
-            with contextlib.suppress(*LOST_ERRORS):  # then the request is lost, too, or times out
+            with contextlib.suppress(*LOST_ERRORS):  # the request is lost with its channel, or times out
                 await self._reply_queue.cancel(pending.request.subject, pending.id)
 
     async def _close(self) -> None:
         for pending in self._pending:
             pending.request.cancelled = True
-        await asyncio.gather(*(self._cancel(pending) for pending in self._pending))
+        await asyncio.gather(*(self.cancel(pending) for pending in self._pending))
         await asyncio.sleep(0)  # waiters are released before the connection closes
         await self._connection.close()
 
@@ -259,8 +246,10 @@ class RabbitPendingRequest:
     def cancel(self) -> None:
         """Cancel the request; the function is not called unless it is running already."""
         self.request.cancelled = True
-        self._requester.cancel(self)
+        if not self._requester.loop.closed:
+            self._requester.loop.run(self._requester.cancel(self))
 
     def answer(self) -> Any:
         """Send the request and wait for the answer."""
-        return self.request.decode_answer(self._requester.wait_for_answer(self))
+        body = self._requester.loop.run(self._requester.wait_for_answer(self))
+        return self.request.decode_answer(body)

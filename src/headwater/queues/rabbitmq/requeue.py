@@ -61,7 +61,8 @@ class Requeuer:
             raise self._unknown_queue(self._name)
         pairs = zip(envelopes, outcomes, strict=True)
         if late := [envelope for envelope, outcome in pairs if outcome is PublishOutcome.FULL]:
-            # These were accepted before. From the delay queue RabbitMQ moves them on as soon as there is room.
+            # These were accepted before, so they may not be refused. RabbitMQ moves them from the delay queue to the
+            # group's queue as soon as there is room.
             await self._delay(late, _FULL_DELAY)
 
     async def move_to_dead_letters(self, envelope: Envelope) -> None:
@@ -93,7 +94,7 @@ async def read_dead_letters(connection: RabbitConnection, queue: str, group: str
 async def redrive(
     connection: RabbitConnection, queue: str, group: str, wanted: Mapping[int, DeadLetter], requeuer: Requeuer
 ) -> int:
-    """Redrive dead letters with the given messages; returns how many there were.
+    """Redrive dead letters with the given messages; returns how many were still dead letters.
 
     Args:
         connection: The connection to read by.
@@ -108,14 +109,8 @@ async def redrive(
             letter = left.pop(_to_dead_letter(queue, group, incoming).number, None)
             if letter is not None:
                 found = Envelope.from_amqp(incoming, queue)
-                fresh = replace(
-                    found,
-                    message=replace(letter.message, id=letter.message.id or found.message.id),
-                    expires_at=None,
-                    failures=0,
-                    why="",
-                    died_at=None,
-                )
+                message = replace(letter.message, id=letter.message.id or found.message.id)
+                fresh = replace(found, message=message, expires_at=None, failures=0, why="", died_at=None)
                 await requeuer.requeue([fresh])
                 await incoming.ack()
             if not left:
@@ -126,7 +121,7 @@ async def redrive(
 async def _scan_dead_letters(
     connection: RabbitConnection, queue: str, group: str
 ) -> AsyncGenerator[AbstractIncomingMessage]:
-    """Yields all dead letters once; those that are not acknowledged stay dead letters."""
+    """Yields each dead letter once; those that the caller does not acknowledge stay dead letters."""
     async with connection.channel() as channel:
         source = await channel.get_queue(dead_letter_queue(queue, group), ensure=False)
         while (incoming := await source.get(fail=False, timeout=connection.patience)) is not None:

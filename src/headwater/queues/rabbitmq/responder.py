@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -17,14 +18,14 @@ import msgspec
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed
 
-from headwater.errors import HeadwaterError, NoAnswerError, RefusedError, TooLargeError
+from headwater.errors import HeadwaterError, NoAnswerError, RefusedError
 from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.rabbitmq.channel import settle
 from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 from headwater.queues.rabbitmq.requester import CANCEL_EXCHANGE
 from headwater.queues.rabbitmq.topology import cancel_routing_key, request_queue
 from headwater.queues.request_reply.dispatcher import Answer, Dispatcher
-from headwater.queues.request_reply.wire import Reply, Request, decline, encode_document
+from headwater.queues.request_reply.wire import Reply, Request, decline, encode_reply
 
 __all__ = ["RabbitResponder", "RequestConsumer"]
 
@@ -40,8 +41,8 @@ _QUEUE_EXPIRY: Final = 15_000
 class RequestConsumer:
     """Consumes the requests on one subject; all calls come from one event loop.
 
-    A request is acknowledged after its reply was sent. If this process dies before, RabbitMQ redelivers the request to
-    another responder, which does not call the function again but replies with an error.
+    A request is acknowledged after its reply was sent. If this process dies before that, RabbitMQ redelivers the
+    request to another responder, which does not call the function again but replies with an error.
 
     Args:
         connection: The connection for consuming and replying.
@@ -74,7 +75,7 @@ class RequestConsumer:
                 await self._consume(channel)
                 return
             except ChannelPreconditionFailed:
-                logger.warning('other responders declared "%s" with another limit, which is used', self._subject)
+                logger.warning('the limit that another responder of "%s" declared is used', self._subject)
                 self._passive = True
             except ChannelNotFoundEntity:  # the responder that declared it has just deleted it
                 self._passive = False
@@ -91,7 +92,7 @@ class RequestConsumer:
         with contextlib.suppress(HeadwaterError, *LOST_ERRORS):
             await self._queue.cancel(self._tag, timeout=_RPC_TIMEOUT)
             left = await self._delete_queue()
-            # After the deletion: a requester that asks again must not reach a queue without a consumer.
+            # Only after the deletion: a requester that sends its request again must not reach this queue.
             channel = await self._connection.open_channel(patience=1.0)
             for message in left:
                 await self._send_reply(channel, message, await self._reply(message))
@@ -137,6 +138,7 @@ class RequestConsumer:
         queue = await channel.declare_queue(
             request_queue(self._subject), durable=True, passive=self._passive, arguments=arguments
         )
+        # Consumed before the requests, so that no cancellation of a request is missed.
         cancelled = await channel.declare_queue(exclusive=True, auto_delete=True)
         await cancelled.bind(CANCEL_EXCHANGE, cancel_routing_key(self._subject))
         await cancelled.consume(self._on_cancel, no_ack=True)
@@ -180,41 +182,28 @@ class RequestConsumer:
         self, channel: AbstractChannel, message: AbstractIncomingMessage, reply: Reply | None
     ) -> None:
         if reply is not None and message.reply_to:
-            try:
-                body = encode_document(reply)
-            except TooLargeError as error:
-                body = encode_document(Reply(reply.number, problem=error.problem()))
-            answer = aio_pika.Message(body, content_type="application/json", correlation_id=message.correlation_id)
+            answer = aio_pika.Message(
+                encode_reply(reply), content_type="application/json", correlation_id=message.correlation_id
+            )
             await channel.default_exchange.publish(answer, message.reply_to, mandatory=False)
 
 
 async def _run_in_thread(work: Callable[[], T]) -> T:
     """Returns the result of `work` in a daemon thread; threads of an executor would keep the process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def resolve(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # the waiting task was cancelled
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from now on, a cancelled wait does not cancel the future
 
     def run() -> None:
-        result, failed = None, None
         try:
-            result = work()
+            future.set_result(work())
         except BaseException as error:
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(resolve, result, failed)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="headwater-answer", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
-_PAUSE: Final = 1.0  # seconds before the next attempt after the patience has passed
+_PAUSE: Final = 1.0  # seconds between attempts to reopen a consumer, each of which lasts for the patience
 _FLUSH_TIMEOUT: Final = 2.0  # seconds to send the last replies
 
 
@@ -252,12 +241,6 @@ class RabbitResponder:
             consumer.dispatcher.close(deadline)
         self._loop.run(self._finish())
         self._loop.close()
-
-    def __enter__(self) -> RabbitResponder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def _start(self) -> None:
         for consumer in self._consumers:

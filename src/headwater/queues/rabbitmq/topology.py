@@ -3,7 +3,7 @@
 An exchange has the name of its queue, `emails`. A group's queue is `emails:send`, that of the unnamed group
 `emails`; its dead letters are in `emails:send/dead`. No name that a user can give contains `:` or `/`.
 `DefinitionRegistry` keeps definitions in a RabbitMQ stream, in which the last one of a name counts.
-`Topology` declares what a queue needs; declaring it twice changes nothing.
+`Topology` declares the exchanges, queues and bindings of a queue.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def delay_queue(milliseconds: int) -> str:
 def round_delay(delay: timedelta, *, exact: bool) -> int:
     """Returns a delay in milliseconds, rounded up, so that few delay queues are needed.
 
-    Each delay needs a queue of its own in RabbitMQ. Delays that a user gives are rounded to two decimal digits, at most
-    a tenth longer. Delays between attempts, which have jitter, are rounded to one of four steps in each doubling.
+    Each delay needs a queue of its own in RabbitMQ. Delays that a user gives are rounded up to two significant digits,
+    which makes them at most a tenth longer. Delays between attempts, which have jitter anyway, are rounded up to one of
+    four steps between two powers of two, which makes them at most a quarter longer.
 
     Example:
         >>> round_delay(timedelta(minutes=1), exact=True), round_delay(timedelta(seconds=1.234), exact=True)
@@ -132,14 +133,16 @@ class DefinitionRegistry:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Hold the lock of definitions while the block runs, against other processes, too.
+        """Hold the lock of definitions, across all processes, while the block runs.
 
         The lock is an exclusive queue: RabbitMQ deletes it when the connection of its owner ends.
 
         Raises:
             LockedError: Another process held the lock for longer than the connection's patience.
         """
-        async with self._local_lock:
+        async with (
+            self._local_lock
+        ):  # the exclusive queue belongs to the connection, which callers of this process share
             channel = await self._acquire_lock()
             try:
                 yield
@@ -173,8 +176,13 @@ class DefinitionRegistry:
                 records = await _read_records(stream, "first", _stream_offset(last[0])) if last else []
         except ChannelNotFoundEntity:
             return {}
-        queues = [_decode_definition(record.body) for record in records]
-        return {queue.name: queue for queue in queues}
+        try:
+            queues = [Queue.from_json(record.body) for record in records]
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            what = f'the stream "{DEFINITIONS_STREAM}" of RabbitMQ has a record that is not a queue definition'
+            fix = "find the client that writes to it besides Headwater"
+            raise DamagedError(what, detail=str(error), fix=fix) from None
+        return {queue.name: queue for queue in queues}  # the last definition of a name counts
 
     async def write(self, queue: Queue) -> None:
         """Append a definition; the caller holds the lock."""
@@ -193,7 +201,7 @@ class DefinitionRegistry:
             except ChannelLockedResource:
                 if asyncio.get_running_loop().time() > end:
                     what = "another process holds the lock of queue definitions in RabbitMQ"
-                    raise LockedError(what, fix="end that process", lock=LOCK_QUEUE) from None
+                    raise LockedError(what, fix="stop that process, or try again", lock=LOCK_QUEUE) from None
                 await asyncio.sleep(_PAUSE)
 
 
@@ -223,15 +231,7 @@ def _stream_offset(record: AbstractIncomingMessage) -> int:
     return int(offset)
 
 
-def _decode_definition(body: bytes) -> Queue:
-    try:
-        return Queue.from_json(body)
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        what = f'the stream "{DEFINITIONS_STREAM}" of RabbitMQ has a record that is not a queue definition'
-        raise DamagedError(what, detail=str(error), fix="find the client that writes to it besides Headwater") from None
-
-
-# Headwater counts attempts. Without a limit of ours, RabbitMQ 4 drops a message after 20 deliveries.
+# Headwater counts attempts itself. Without this limit, RabbitMQ 4 drops a message after 20 deliveries.
 _UNLIMITED: Final = 1_000_000_000
 _QUORUM_ARGUMENTS: Final[dict[str, Any]] = {"x-queue-type": "quorum", "x-delivery-limit": _UNLIMITED}
 # RabbitMQ removes a dead letter from its queue only when the target confirms it. That requires reject-publish.
@@ -265,6 +265,7 @@ class Topology:
                 for group in queue.groups:
                     await self._declare_group(channel, queue, group)
                     await self._bind(channel, queue.name, group)
+                # Old bindings go last, so that no message misses a group while its bindings change.
                 for group in before.groups if before else ():
                     now = next((each for each in queue.groups if each.name == group.name), None)
                     if now != group:
@@ -279,7 +280,7 @@ class Topology:
             ) from None
 
     async def declare_delay_queue(self, milliseconds: int) -> str:
-        """Declare a delay queue; returns its exchange. A routing key names the queue a message goes to afterwards."""
+        """Declare a delay queue; returns its exchange. The routing key of a message names the queue it goes to next."""
         if milliseconds not in self._delays:
             await self._connection.run_with_retry(lambda: self._declare_delay_queue(milliseconds))
             self._delays.add(milliseconds)

@@ -75,7 +75,8 @@ class Answer:
         given = {name: value for name, value in options.items() if value is not None}
         for name, value in given.items():
             if not isinstance(value, int) or value < 1:
-                raise BadWorkerError(f"{value!r} {name} of an answer", fix=f"{name}=1 or more", location=location)
+                what = f"an answer cannot have {value!r} {name}"
+                raise BadWorkerError(what, fix=f"{name}=1", detail="use 1 or more", location=location)
         arguments = inspect_arguments(function, location=location)
         if arguments.parameters != ("value",):
             what = "a function that answers is called with the value of the request and nothing else"
@@ -107,7 +108,7 @@ def encode_json(value: Any) -> bytes:
 
 
 class Dispatcher:
-    """Answers requests on one subject in one process; each runs in the thread that brings it.
+    """Answers requests on one subject in one process; each runs in the thread that calls `dispatch`.
 
     Args:
         answer: The declaration.
@@ -150,7 +151,7 @@ class Dispatcher:
     def _dispatch(self, request: Request, is_wanted: Callable[[], bool]) -> Reply | None:
         deadline = time.monotonic() + request.left
         with self._lock:
-            if self._pending >= self.answer.limit + self.answer.threads:
+            if self._pending >= self.answer.limit + self.answer.threads:  # waiting and running ones
                 raise OverloadedError(f'too many requests wait on "{request.subject}"', subject=request.subject)
             self._pending += 1
         try:
@@ -182,7 +183,15 @@ class Dispatcher:
             detail = "the function was interrupted"
             raise NoAnswerError(what, detail=detail, subject=request.subject, sent=True) from None
         except (Exception, SystemExit) as error:
-            raise _wrap_error(request.subject, error) from None
+            subject, kind, stack = request.subject, type(error).__name__, format_traceback(error)
+            raise AnswerFailedError(
+                f'the answer to "{subject}" failed: {kind}: {error}'.rstrip(": "),
+                detail=stack.strip(),
+                subject=subject,
+                type=kind,
+                message=str(error),
+                stack=stack,
+            ) from None
 
 
 class _DeadlinePassed(Exception):
@@ -198,15 +207,3 @@ async def _await_until(deadline: float, answer: Coroutine[Any, Any, Any]) -> Any
         if limit.expired():
             raise _DeadlinePassed from None
         raise
-
-
-def _wrap_error(subject: str, error: BaseException) -> AnswerFailedError:
-    kind, message = type(error).__name__, str(error)
-    return AnswerFailedError(
-        f'the answer to "{subject}" failed: {kind}: {message}'.rstrip(": "),
-        detail=format_traceback(error).strip(),
-        subject=subject,
-        type=kind,
-        message=message,
-        stack=format_traceback(error),
-    )

@@ -3,7 +3,7 @@
 `ResponderRegistry` keeps small files in the data folder, each with the address of a socket. The sockets are
 in the system's temporary folder, because a socket's path is limited to about a hundred bytes.
 `SocketResponder` serves each connection in a thread, with a bound on running and waiting requests.
-`SocketRequester` finds a responder, waits on its own connection, and gives up at the deadline.
+`SocketRequester` connects to a responder, sends one request at a time on a connection, and gives up at the deadline.
 """
 
 from __future__ import annotations
@@ -24,14 +24,24 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.errors import HeadwaterError, NoAnswerError, OverloadedError, TooLargeError
+from headwater.errors import HeadwaterError, NoAnswerError, OverloadedError
 from headwater.log import FileNotifier
 from headwater.log.topic import check_name
 from headwater.queues.request_reply.dispatcher import Answer, Dispatcher
 from headwater.queues.request_reply.protocol import OutgoingRequest
-from headwater.queues.request_reply.wire import LineConnection, Reply, Request, decline, is_disconnected
+from headwater.queues.request_reply.wire import (
+    LineConnection,
+    Reply,
+    Request,
+    decline,
+    encode_reply,
+    encode_request,
+    is_disconnected,
+)
 
 __all__ = ["ResponderRegistry", "SocketPendingRequest", "SocketRequester", "SocketResponder"]
+
+logger = logging.getLogger("headwater.requests")
 
 
 class ResponderRegistry:
@@ -77,7 +87,7 @@ class ResponderRegistry:
         file.unlink(missing_ok=True)
 
     def watch(self, subject: str) -> FileNotifier:
-        """Returns a waiter for new responders on a subject."""
+        """Returns a notifier that wakes when responders of a subject are added or removed."""
         return FileNotifier([self._create_folder(subject)])
 
     def _subject_folder(self, subject: str) -> Path:
@@ -104,9 +114,10 @@ class SocketResponder:
         >>> folder = Path(tempfile.mkdtemp())
         >>> def double(question): return question["n"] * 2
         >>> answers = [Answer.from_function(double, "double")]
-        >>> with SocketResponder(folder, answers), SocketRequester(folder) as requester:
-        ...     requester.request("double", {"n": 21}, timeout=10).answer()
+        >>> responder, requester = SocketResponder(folder, answers), SocketRequester(folder)
+        >>> requester.request("double", {"n": 21}, timeout=10).answer()
         42
+        >>> requester.close(); responder.close()
     """
 
     def __init__(self, data: Path, answers: Sequence[Answer]) -> None:
@@ -122,12 +133,13 @@ class SocketResponder:
         self._server_socket.listen(_BACKLOG)
         self._thread = threading.Thread(target=self._accept, name="headwater-answers", daemon=True)
         self._thread.start()
+        # Last: from now on requesters find this process.
         self._files = [self._registry.add(subject, address) for subject in self._dispatchers]
 
     def close(self, grace: float = 10.0) -> None:
         """Accept no more requests; running ones may finish within `grace` seconds."""
         self._closed = True
-        for file in self._files:
+        for file in self._files:  # first, so that requesters do not find this process any more
             self._registry.remove(file)
         with contextlib.suppress(OSError):
             self._server_socket.shutdown(socket.SHUT_RDWR)
@@ -158,12 +170,13 @@ class SocketResponder:
     def _serve(self, line: LineConnection) -> None:
         try:
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                line.greet()
+                # The requester waits for this empty document before it sends a request. Connections in the backlog of
+                # an ending process are never accepted: a request sent there would seem delivered.
+                line.send(b"")
                 while (document := line.receive()) is not None:
-                    request = msgspec.json.decode(document, type=Request)
-                    reply = self._reply(request, line)
+                    reply = self._reply(msgspec.json.decode(document, type=Request), line)
                     if reply is not None:
-                        _send_reply(line, reply)
+                        line.send(encode_reply(reply))
         finally:
             line.close()
             with self._lock:
@@ -175,21 +188,7 @@ class SocketResponder:
             return decline(request)
         return dispatcher.dispatch(request, is_wanted=lambda: not is_disconnected(line.connection))
 
-    def __enter__(self) -> SocketResponder:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _send_reply(line: LineConnection, reply: Reply) -> None:
-    try:
-        line.send(reply)
-    except TooLargeError as error:
-        line.send(Reply(reply.number, problem=error.problem()))
-
-
-logger = logging.getLogger("headwater.asking")
 _SCOPE: Final = "runs on the same data folder"
 
 
@@ -202,10 +201,10 @@ class SocketRequester:
 
     def __init__(self, data: Path) -> None:
         self._registry = ResponderRegistry(data)
-        self._idle: dict[str, list[LineConnection]] = {}
+        self._idle: dict[str, list[LineConnection]] = {}  # connections for reuse, by address
         self._lines: set[LineConnection] = set()
-        self._busy: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._busy: dict[str, int] = {}  # running requests, by address
+        self._lock = threading.Lock()  # guards the three above; nothing blocks while it is held
 
     def request(self, subject: str, value: Any, timeout: float, as_: type | None = None) -> SocketPendingRequest:
         """Returns a request that is not sent yet."""
@@ -219,25 +218,20 @@ class SocketRequester:
         for line in lines:
             line.close()
 
-    def __enter__(self) -> SocketRequester:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -- connections ---------------------------------------------------------------------------------------------
 
     def find_responders(self, subject: str, tried: Collection[str], deadline: float) -> dict[Path, str]:
-        """Returns responders of a subject not tried yet; waits for one if there are none at all."""
+        """Returns the responders of a subject that were not tried; waits for one if the subject has none."""
         found = self._registry.lookup(subject)
         if not found:
-            with contextlib.closing(self._registry.watch(subject)) as coming:
+            # Looked up again after the watch began: a responder may have been added in between.
+            with contextlib.closing(self._registry.watch(subject)) as notifier:
                 while not (found := self._registry.lookup(subject)) and time.monotonic() < deadline:
-                    coming.wait(deadline - time.monotonic())
+                    notifier.wait(deadline - time.monotonic())
         return {file: address for file, address in found.items() if address not in tried}
 
     def connect(self, addresses: dict[Path, str], deadline: float) -> tuple[str, LineConnection | None]:
-        """Connect to the responder with the fewest of our requests; the connection is None if it fails."""
+        """Connect to the responder with the fewest requests of ours; returns its address, with None if that failed."""
         with self._lock:
             file, address = min(addresses.items(), key=lambda at: (self._busy.get(at[1], 0), random.random()))
             self._busy[address] = self._busy.get(address, 0) + 1
@@ -325,7 +319,7 @@ class SocketPendingRequest:
         self._line, usable, request = line, False, self._request
         try:
             line.set_deadline(request.deadline)
-            line.send(request.to_wire())
+            line.send(encode_request(request.to_wire()))
             document = line.receive(request.deadline)
             if document is None:
                 raise request.no_answer_error("the responder ended, or did not start in time", sent=True)

@@ -12,11 +12,11 @@ import msgspec
 
 from headwater.errors import NoAnswerError, TooLargeError
 
-__all__ = ["LineConnection", "Reply", "Request", "decline", "encode_document", "is_disconnected"]
+__all__ = ["LineConnection", "Reply", "Request", "decline", "encode_reply", "encode_request", "is_disconnected"]
 
 _MAX_DOCUMENT: Final = 16 << 20  # bytes
 _CHUNK_SIZE: Final = 1 << 16  # bytes
-_MIN_TIMEOUT: Final = 0.001  # seconds; 0 would mean not to wait at all
+_MIN_TIMEOUT: Final = 0.001  # seconds; 0 would make the socket non-blocking
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,24 +36,37 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: dict[str, Any] | None = None
 
 
-def encode_document(document: msgspec.Struct) -> bytes:
-    """Returns a request or a reply as JSON.
-
-    Example:
-        >>> encode_document(Reply(1, msgspec.Raw(b"42")))
-        b'{"number":1,"value":42}'
+def encode_request(request: Request) -> bytes:
+    """Returns a request as JSON.
 
     Raises:
         TooLargeError: It is larger than 16 MiB.
     """
-    data = msgspec.json.encode(document)
-    if len(data) > _MAX_DOCUMENT:
-        raise TooLargeError(f"{len(data)} bytes in a request or reply, more than {_MAX_DOCUMENT}", limit=_MAX_DOCUMENT)
-    return data
+    return _check_size(msgspec.json.encode(request))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Returns a reply as JSON; if it is larger than 16 MiB, the reply with that error instead.
+
+    Example:
+        >>> encode_reply(Reply(1, msgspec.Raw(b"42")))
+        b'{"number":1,"value":42}'
+    """
+    try:
+        return _check_size(msgspec.json.encode(reply))
+    except TooLargeError as error:
+        return msgspec.json.encode(Reply(reply.number, problem=error.problem()))
+
+
+def _check_size(document: bytes) -> bytes:
+    if len(document) > _MAX_DOCUMENT:
+        what = f"a request or reply of {len(document):,} bytes is larger than {_MAX_DOCUMENT:,}"
+        raise TooLargeError(what, limit=_MAX_DOCUMENT)
+    return document
 
 
 def decline(request: Request) -> Reply:
-    """Returns the reply of a stopping responder to a request it has not started; the requester may try others."""
+    """Returns the reply of a stopping responder to a request that it has not started; the requester may ask another."""
     error = NoAnswerError(f'the responder of "{request.subject}" is stopping', subject=request.subject, sent=False)
     return Reply(request.number, problem=error.problem())
 
@@ -65,21 +78,13 @@ class LineConnection:
         self.connection = connection
         self._buffer = bytearray()
 
-    def send(self, document: msgspec.Struct) -> None:
+    def send(self, document: bytes) -> None:
         """Write one document.
 
         Raises:
-            TooLargeError: It is over the limit; nothing was sent.
             OSError: The peer has closed the connection.
         """
-        self.connection.sendall(encode_document(document) + b"\n")
-
-    def greet(self) -> None:
-        """Send an empty document after `accept`; the requester waits for it before it sends a request.
-
-        Connections in the backlog of an ending process are never accepted: a request sent there would seem delivered.
-        """
-        self.connection.sendall(b"\n")
+        self.connection.sendall(document + b"\n")
 
     def receive(self, deadline: float | None = None) -> bytes | None:
         """Returns the next document; None when the peer has closed the connection.
