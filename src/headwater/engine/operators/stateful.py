@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -188,7 +189,8 @@ class Stateful(_FunctionOperator):
 
     def _process(self, state: State, events: pa.Table, rows: list[Row], rejected: list[pa.Table]) -> None:
         by_key = group_by_key(events, self._by)
-        states = [self._decode(value) for value in state.values(_SPACE, by_key.keys)]
+        stored, starts = state.values(_SPACE, by_key.keys), by_key.starts.tolist()
+        states = [self._decode(value) for value in stored]
         keys = _python_keys(by_key.key_columns)
         ordered = events.take(pa.array(by_key.order))
         names = [name for name in events.column_names if name not in POSITION_SCHEMA.names]
@@ -199,12 +201,17 @@ class Stateful(_FunctionOperator):
             mine = states[number]
             if times is not None:
                 self._advance_time(keys[number], mine, int(times[start]), int(times[end - 1]), rows)
+            # The first call of a key needs no copy: its state is still in the store.
+            before = None if start == starts[number] else deepcopy(mine.value)
             try:
                 mine.value = self._call(keys[number], dicts[start:end], mine.value, rows)
             except Exception as error:  # the user's code may raise anything
                 if not self._quarantine:
                     raise
-                # The state stays as it was before the call; all events of the call are rejected.
+                # The state is restored, because the function may have changed it in place before it failed. A state
+                # that expired before the call stays None.
+                if mine.value is not None:
+                    mine.value = self._decode(stored[number]).value if start == starts[number] else before
                 rejected.append(quarantine_rows(ordered.slice(start, end - start), error))
         self._save(state, by_key.keys, states)
 
@@ -213,7 +220,8 @@ class Stateful(_FunctionOperator):
         if type(returned) is not tuple or len(returned) != 2:
             what = f"{self._function} returned {type(returned).__name__}, not (state, rows)"
             raise BadPipelineError(what, fix="return state, rows", location=self._function.location)
-        rows.extend(returned[1] or ())
+        # As a list first: a generator that fails must not leave rows of a rejected call behind.
+        rows.extend(list(returned[1] or ()))
         return returned[0]
 
     def _advance_time(self, key: Any, mine: _KeyState, first: int, last: int, rows: list[Row]) -> None:
