@@ -39,6 +39,7 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         "select id, price + likes as a, price * price as b, price - 1.5 as c, cast(trunc(price) as int) as d,"
         " floor(price) as e, round(price, 1) as f from posts",
     ),
+    "decimal nulls": ("select id, price + null as a, null * price as b, price - likes as c from posts", ("id",), None),
     "dates": (
         "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) t, made + interval 1 day as n,"
         " datediff(made, date '2026-02-27') as days from posts where made > '2026-02-28'",
