@@ -260,8 +260,9 @@ def diff_rows(before: pa.Table, after: pa.Table) -> pa.Table:
         >>> diff_rows(before, after).to_pylist()
         [{'n': 1, '_hw_weight': -1}, {'n': 3, '_hw_weight': 1}]
     """
-    # Compared as text: NaN equals NaN there.
-    old, new = ([repr(row) for row in rows.drop_columns([WEIGHT]).to_pylist()] for rows in (before, after))
+    visible = before.drop_columns([WEIGHT]).schema
+    # Compared as bytes: NaN equals NaN there.
+    old, new = (encode_rows(visible, rows) for rows in (before, after))
     both = set(old) & set(new)
-    masks = [pa.array([row not in both for row in texts], pa.bool_()) for texts in (old, new)]
+    masks = [pa.array([row not in both for row in encoded], pa.bool_()) for encoded in (old, new)]
     return pa.concat_tables([before.filter(masks[0]), after.filter(masks[1])])
