@@ -17,13 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.operators.arguments import (
-    UserFunction,
-    build_table,
-    parse_columns,
-    quarantine_rows,
-    require_key,
-)
+from headwater.engine.operators.arguments import UserFunction, build_table, parse_columns, quarantine_rows, require_key
 from headwater.engine.state.encoding import decode_keys, split_bytes
 from headwater.engine.state.grouping import POSITION_SCHEMA, Numbers, RowsByKey, group_by_key, python_values
 from headwater.engine.state.state import (
@@ -413,7 +407,8 @@ class VectorizedStateful(_FunctionOperator):
             return
         for name in self._state.names:
             records[name] = states[name]
-        state.put(_SPACE, by_key.keys, None, _split_records(records))
+        values = [None if value == zeros else value for value in split_bytes(records.tobytes(), len(zeros))]
+        state.put(_SPACE, by_key.keys, None, values)
         yield rows
 
     def _call(self, events: pa.Table, at: Numbers, states: Columns, keys: pa.Table) -> pa.Table:
@@ -428,12 +423,3 @@ class VectorizedStateful(_FunctionOperator):
             what = f"{self._function} did not return a table of {to_ddl(self._returns)}: {error}"
             fix = "return a pyarrow.Table with the columns of returns="
             raise BadPipelineError(what, fix=fix, location=self._function.location) from error
-
-
-def _split_records(records: Numbers) -> list[bytes | None]:
-    """Returns the bytes of each record; None for a record of zeros."""
-    width = records.dtype.itemsize
-    values: list[bytes | None] = [*split_bytes(records.tobytes(), width)]
-    for number in np.flatnonzero(~records.view(np.uint8).reshape(-1, width).any(axis=1)).tolist():
-        values[number] = None
-    return values

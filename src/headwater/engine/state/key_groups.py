@@ -137,13 +137,7 @@ def encode_state_sizes(state: MemoryState, key_group: int, sizes: Mapping[str, i
 
 
 IPC_BATCH_SCHEMA: Final = pa.schema(
-    [
-        ("bucket", pa.int32()),
-        ("input", pa.int32()),
-        ("at", TIMESTAMP),
-        ("count", pa.int64()),
-        ("rows", pa.binary()),
-    ]
+    [("bucket", pa.int32()), ("input", pa.int32()), ("at", TIMESTAMP), ("count", pa.int64()), ("rows", pa.binary())]
 )
 """Rows of one input and one task for one key group: `rows` is the Arrow IPC stream, `count` the number of rows."""
 NEVER_LATE: Final = 253_370_764_800_000_000

@@ -16,14 +16,7 @@ from headwater.sql.identifiers import quote
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = [
-    "cast_columns",
-    "consolidate",
-    "evaluate",
-    "plain_schema",
-    "result_schema",
-    "utc_schema",
-]
+__all__ = ["cast_columns", "consolidate", "evaluate", "plain_schema", "result_schema", "utc_schema"]
 
 # One thread: queries are small, and several pipelines run in one process. No file, network or extension access.
 _SETTINGS = {
