@@ -134,7 +134,9 @@ class _QueryParser:
         return apply_limit(both, tree, (), self.refusal)
 
     def parse_select(self, tree: exp.Select, bounds: Mapping[str, int]) -> Relation:
-        self.refuse_clauses(tree)
+        for clause, reason in _UNSUPPORTED_CLAUSES.items():
+            if found := tree.args.get(clause):
+                self.refusal.refuse(found if isinstance(found, exp.Expr) else clause.upper(), reason)
         where = tree.args.get("where")
         conditions = conjuncts(where.this) if where else []
         rows, conditions = self.parse_from(tree, conditions)
@@ -213,9 +215,3 @@ class _QueryParser:
             self.refusal.refuse(tree, "its list of columns has the wrong length")
         pairs = zip(names or rows.columns, rows.columns, strict=True)
         return Project(rows, tuple((f"{alias}.{name}", column(inner)) for name, inner in pairs))
-
-    def refuse_clauses(self, tree: exp.Select) -> None:
-        for clause, reason in _UNSUPPORTED_CLAUSES.items():
-            found = tree.args.get(clause)
-            if found:
-                self.refusal.refuse(found if isinstance(found, exp.Expr) else clause.upper(), reason)
