@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.tables.dataflow import Dataflow, compile_tables
-from tests.engine.operators.table_histories import TABLES, World, histories
+from tests.engine.tables.table_histories import TABLES, World, histories
 
 HOUR = "{'start': date_trunc('hour', made), 'end': date_trunc('hour', made) + interval 1 hour}"
 # Queries, their keys, and DuckDB's text where it differs from Spark's.

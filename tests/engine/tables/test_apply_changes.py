@@ -16,7 +16,7 @@ from headwater.engine.sink.stateful_stage import last_by_key, to_changes
 from headwater.engine.state.state import DELETED, QUARANTINE_REASON, SINCE, WEIGHT, MemoryState
 from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.store import SqliteDialect, SqlStore, ViewTable
-from tests.engine.operators.applying import COLUMNS, KEY, OPERATOR, ROW, arrived, refused, run, summed, taken
+from tests.engine.tables.applying import COLUMNS, KEY, OPERATOR, ROW, arrived, refused, run, summed, taken
 from tests.store.given import Runner
 
 KEYS = st.fixed_dictionaries({"a": st.integers(0, 1), "b": st.sampled_from(["", "x"])})

@@ -16,8 +16,8 @@ from headwater.engine.state.state import DELETED, WEIGHT, Entry, MemoryState
 from headwater.engine.tables.dataflow import Dataflow, TableInput, compile_tables
 from headwater.errors import BadPipelineError, BadSqlError
 from headwater.pipelines.tables.table import Table
-from tests.engine.operators.table_histories import NAN, TABLES, Version, World, histories
-from tests.engine.operators.test_table_views import QUERIES, flow_of
+from tests.engine.tables.table_histories import NAN, TABLES, Version, World, histories
+from tests.engine.tables.test_dataflow import QUERIES, flow_of
 
 NUMBERS = TableInput(
     pa.schema([("k", pa.int64()), ("g", pa.int64()), ("f", pa.float64()), ("d", pa.decimal128(38, 2))]), ("k",)

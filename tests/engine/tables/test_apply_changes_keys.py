@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.state.state import MemoryState
-from tests.engine.operators.applying import OPERATOR, arrived, refused, run, summed
+from tests.engine.tables.applying import OPERATOR, arrived, refused, run, summed
 
 
 @st.composite
