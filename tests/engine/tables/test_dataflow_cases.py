@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import fsum
 
+import duckdb
 import pyarrow as pa
 import pytest
 import sqlglot
@@ -185,14 +186,16 @@ def test_work_depends_on_touched_keys_alone(name):
 
 def test_division_by_zero_stops_the_view():
     quotients = flow("select k, 1 / g as q from numbers", ("k",))
-    with pytest.raises(BadPipelineError, match="cannot compute"):
+    with pytest.raises(BadPipelineError) as caught:
         quotients.step(MemoryState(), [numbers((1, 0, None, None))], 0)
+    assert isinstance(caught.value.__cause__, duckdb.Error)
 
 
 def test_sum_of_too_many_digits_stops_the_view():
     sums, most = flow("select sum(d) as s from numbers", ("s",)), Decimal("9" * 36 + ".99")
-    with pytest.raises(BadPipelineError, match="cannot compute"):
+    with pytest.raises(BadPipelineError) as caught:
         sums.step(MemoryState(), [numbers((1, 0, None, most), (2, 0, None, most))], 0)
+    assert isinstance(caught.value.__cause__, OverflowError)
 
 
 def test_result_has_the_types_of_spark():
