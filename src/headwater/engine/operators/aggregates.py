@@ -23,7 +23,7 @@ from headwater.engine.state.grouping import Numbers
 __all__ = ["WindowAggregate", "compute_aggregates", "input_columns", "output_fields"]
 
 AggregateFunction = Literal["count", "sum", "avg", "min", "max", "stddev"]
-_EXACT: Final = Context(prec=76)
+_EXACT: Final = Context(prec=76)  # the default context would round to 28 digits
 _MAX_PRECISION: Final = 38
 _MAX_ROWS: Final = 1 << 20
 """The maximum rows of all ranges that are expanded at once; it bounds the memory."""

@@ -40,6 +40,8 @@ KeyFunction = Callable[[Any, list[Row], Any], tuple[Any, Iterable[Row]]]
 OnExpire = Callable[[Any, Any], Iterable[Row]]
 Upgrade = Callable[[int, Any], Any]
 _SPACE: Final = "state"
+# A stored value is one byte with the version, the times of the last event and of the timer if keys expire, and
+# MessagePack.
 _TIMES: Final = struct.Struct(">qq")
 _MAX_VERSION: Final = 255
 

@@ -173,7 +173,7 @@ class BatchPacker:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of a task as Arrow IPC batches."""
         for table in _rechunk(batches):
-            if self.key_groups == 1:
+            if self.key_groups == 1:  # no row has to be hashed or moved
                 yield self._build_batch([key_group_ids(1)[0]], [NEVER_LATE], [len(table)], [encode_ipc(table)])
                 continue
             groups = assign_key_groups(table, self.keys, self.key_groups)

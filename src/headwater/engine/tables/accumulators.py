@@ -114,8 +114,9 @@ class OrderedValues:
 
 
 _LIMB: Final = 1 << 62
+"""DuckDB returns a sum as quotient and remainder of this number, because each of them fits into 64 bits."""
 _SMALLEST: Final = 1074
-"""The smallest float above 0 is 2 ** -1074. In units of it every finite float is an integer."""
+"""The smallest float above 0 is 2 ** -1074, and every finite float is an integer multiple of it."""
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def _sum(sign: str) -> Handler:
         scale = max(left_scale, right_scale)
         precision = max(left_precision - left_scale, right_precision - right_scale) + scale + 1
         _require_digits(scalar, node, precision)
+        # From 19 digits on, DuckDB computes in 128 bits: in 64 it would report an overflow.
         wide = f"decimal({max(precision, 19)}, {scale})"
         text = f"cast({scalar.to_sql(left)} as {wide}) {sign} cast({scalar.to_sql(right)} as {wide})"
         return f"cast({text} as decimal({precision}, {scale}))"
