@@ -25,7 +25,6 @@ from headwater.pipelines.tables.sql_clauses import (
 from headwater.pipelines.tables.sql_nodes import (
     QueryRefusal,
     column,
-    conjunction,
     conjuncts,
     expand_windows,
     flatten_columns,
@@ -141,7 +140,7 @@ class _QueryParser:
         conditions = conjuncts(where.this) if where else []
         rows, conditions = self.parse_from(tree, conditions)
         if conditions:
-            rows = Where(rows, flatten_columns(conjunction(conditions), self.refusal))
+            rows = Where(rows, flatten_columns(exp.and_(*conditions), self.refusal))
         items = [(item.alias_or_name, item.unalias()) for item in tree.expressions]
         order = tree.args.get("order")
         sorting = [each.this for each in order.expressions] if order else []
