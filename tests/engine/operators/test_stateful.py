@@ -1,4 +1,4 @@
-"""The user's own logic for each key: states, versions, expiry, and what is said when a function fails."""
+"""User functions with state per key: types, versions, expiry, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table's past as rows: equal to DuckDB's over the whole history, for every order of arrival and every cut."""
+"""The history of a table as rows: equal to DuckDB's over the whole history, for every order of arrival and every cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every step that keeps many entries below a key tells what its keys are, so that the largest is named in words."""
+"""Operators with many entries per key pass the types of their key columns, so that `hw_state` shows the largest key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes whose times go backwards: the versions of rows, taken by time, still end in the rows of the table."""
+"""Changes whose times go backwards: versions replayed by time still end in the rows of the table."""
 
 from __future__ import annotations
 

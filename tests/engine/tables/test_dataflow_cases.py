@@ -1,4 +1,4 @@
-"""Single promises of views over tables: exact sums, odd keys, errors, nothing left behind, no work in vain."""
+"""Single cases of views over tables: exact sums, odd keys, errors, state after deletions, work per change."""
 
 from __future__ import annotations
 

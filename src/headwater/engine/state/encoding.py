@@ -140,7 +140,7 @@ _KINDS: Final[tuple[tuple[str, Callable[[pa.DataType], bool]], ...]] = (
 )  # fmt: skip
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Any, int]]
-"""Reads a value at an offset of a key; returns it with the offset behind it."""
+"""Reads a value at an offset of a key; returns it with the offset after it."""
 
 
 def encode_int64(numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
