@@ -184,6 +184,12 @@ def test_columns_of_unlike_types_are_refused():
     assert refused.value.data["on"] == ["id", "id"]
 
 
+def test_an_unknown_kind_of_join_is_refused():
+    with pytest.raises(BadPipelineError) as refused:
+        simple(how="outer")
+    assert refused.value.data == {"option": "how", "value": "outer"}
+
+
 def test_the_name_of_a_column_is_taken():
     with pytest.raises(BadPipelineError) as refused:
         simple(valid_from="price")

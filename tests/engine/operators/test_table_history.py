@@ -1,4 +1,4 @@
-"""The history of a table as rows: equal to DuckDB's over the whole history, for every order of arrival and every cut."""
+"""The history of a table as rows: equal to DuckDB's, for every order of arrival and every cut into batches."""
 
 from __future__ import annotations
 

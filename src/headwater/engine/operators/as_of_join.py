@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from headwater.engine.operators.arguments import (
     ColumnPairs,
     JoinType,
+    require_choice,
     require_distinct,
     require_join_columns,
     value_columns,
@@ -71,6 +72,7 @@ class AsOfJoin:
     valid_from: str | None = None
 
     def __post_init__(self) -> None:
+        require_choice("join_as_of", "how", self.how, get_args(JoinType))
         require_join_columns("join_as_of", self.events, self.table, self.on)
         if self.valid_from is not None:
             columns = [*{*self.events.names, *self.table.names}, self.valid_from]
