@@ -86,12 +86,8 @@ def _group_keys(tree: exp.Select, items: SelectItems, refusal: QueryRefusal) -> 
     group = tree.args.get("group")
     if group is None:
         return []
-    for clause in ("grouping_sets", "cube", "rollup", "totals"):
-        if group.args.get(clause):
-            refusal.refuse(group, f"{clause.replace('_', ' ').upper()} is not supported")
-    for each in group.expressions:
-        if isinstance(each, (exp.Rollup, exp.Cube, exp.GroupingSets)):
-            refusal.refuse(each, "only plain columns and expressions can be grouped by")
+    if group.find(exp.Rollup, exp.Cube, exp.GroupingSets):
+        refusal.refuse(group, "only plain columns and expressions can be grouped by")
     if group.args.get("all"):
         return [flatten_columns(item, refusal) for _, item in items if not has_aggregates([item])]
     return list(dict.fromkeys(flatten_columns(each, refusal) for each in group.expressions))
