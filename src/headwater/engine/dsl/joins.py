@@ -73,6 +73,7 @@ def enrich(
         quarantine=missing == "quarantine",
     )
     description = f"rows of {table.inputs[0]} by {_table_columns(pairs)}"
+    # A joined row is never corrected, so one operator serves whether or not rows must be final.
     return place_operator(lambda final: operator, (left, right), description, "hw.enrich")
 
 

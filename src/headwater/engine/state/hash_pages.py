@@ -120,6 +120,7 @@ class DeltaLog:
             if key not in self.values:
                 self._slots[slot_of(key)].append(key)
         self.values |= changes
+        # A new key that is deleted again is in both sets, and so does not count.
         self._new_keys.update(new)
         self._deleted_keys.difference_update(changes)
         self._deleted_keys.update(key for key, value in changes.items() if value is None)

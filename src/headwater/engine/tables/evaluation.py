@@ -152,7 +152,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
 
 
 def _elementwise(change: Callable[[str], str]) -> Callable[[pa.Array], pa.Array]:
-    """Apply a function to each text in Python, whose case rules match Java's; DuckDB knows fewer."""
+    """Apply a function to each text in Python, whose case rules match Java's; DuckDB's cover fewer characters."""
 
     def run(column: pa.Array) -> pa.Array:
         return pa.array([None if text is None else change(text) for text in column.to_pylist()], pa.string())

@@ -83,6 +83,7 @@ class ZSetGroup:
         groups = zip(*new, strict=True)
         packed = [_ENCODE(slots) if slots[0] or not self.by else None for slots in groups]
         state.put(_GROUPS, keys, None, packed)
+        # Equal bytes are equal groups, whose rows need not be retracted.
         changed = [
             (before, after) if before != after else (None, None) for before, after in zip(stored, packed, strict=True)
         ]

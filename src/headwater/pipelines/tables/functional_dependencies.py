@@ -207,6 +207,8 @@ class _DependencyAnalysis:
             known = known.with_rules((lefts, rights))
         if relation.how == "right":
             known = known.with_rules((rights, lefts))
+        # With one pair of key columns, all rows of a key value have a partner or none has. So the value of
+        # `coalesce(left, right)` determines both columns, also in an outer join.
         if relation.how == "inner" or len(relation.on) == 1:
             known = known.with_rules(*(([_coalesce_name(*pair)], pair) for pair in relation.on))
         return known
