@@ -191,11 +191,22 @@ def test_division_by_zero_stops_the_view():
     assert isinstance(caught.value.__cause__, duckdb.Error)
 
 
-def test_sum_of_too_many_digits_stops_the_view():
-    sums, most = flow("select sum(d) as s from numbers", ("s",)), Decimal("9" * 36 + ".99")
+@pytest.mark.parametrize(("batches", "cause"), [([[1, 2]], duckdb.Error), ([[1], [2]], OverflowError)])
+def test_sum_of_too_many_digits_stops_the_view(batches, cause):
+    sums, state, most = flow("select sum(d) as s from numbers", ("s",)), MemoryState(), Decimal("9" * 36 + ".99")
+    *first, last = [[numbers(*((key, 0, None, most) for key in batch))] for batch in batches]
+    for rows in first:
+        sums.step(state, rows, 0)
     with pytest.raises(BadPipelineError) as caught:
-        sums.step(MemoryState(), [numbers((1, 0, None, most), (2, 0, None, most))], 0)
-    assert isinstance(caught.value.__cause__, OverflowError)
+        sums.step(state, last, 0)
+    assert isinstance(caught.value.__cause__, cause)
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_sum_may_have_38_digits(sign):
+    sums, state, row = flow("select sum(d) as s from numbers", ("s",)), MemoryState(), Decimal(sign + "9" * 36 + ".99")
+    assert now(sums.step(state, [numbers((1, 0, None, row))], 0)) == [{"s": row}]
+    assert now(sums.step(state, [numbers((1, 0, None, row), deleted=True)], 0)) == [{"s": None}]
 
 
 def test_result_has_the_types_of_spark():
