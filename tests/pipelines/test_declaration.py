@@ -31,7 +31,6 @@ def test_only_a_view_needs_a_key(key):
     assert PipelineDeclaration.of(PipelineKind.STREAM, key=key).key == ()
     with pytest.raises(BadPipelineError) as caught:
         PipelineDeclaration.of(PipelineKind.VIEW, "totals", key=key, location=PLACE)
-    assert "needs a key" in caught.value.what
     assert caught.value.location == PLACE
 
 
@@ -40,7 +39,6 @@ def test_only_a_view_needs_a_key(key):
 def test_a_key_that_names_no_columns_is_refused(kind, key):
     with pytest.raises(BadPipelineError) as caught:
         PipelineDeclaration.of(kind, "totals", key=key, location=PLACE)
-    assert "key" in caught.value.what
     assert caught.value.location == PLACE
 
 

@@ -62,40 +62,37 @@ def test_a_method_and_a_partial_have_inputs():
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "data"),
     [
-        (lambda: None, "no parameters"),
-        (lambda limit=3: None, "no parameters"),
-        (lambda *orders: None, "*orders"),
-        (lambda orders, **more: None, "**more"),
-        (lambda orders, /: None, "before a /"),
+        (lambda: None, {}),
+        (lambda limit=3: None, {}),
+        (lambda *orders: None, {"parameter": "orders"}),
+        (lambda orders, **more: None, {"parameter": "more"}),
+        (lambda orders, /: None, {"parameter": "orders"}),
     ],
 )
-def test_parameters_that_name_no_input_are_refused(function, said):
+def test_parameters_that_name_no_input_are_refused(function, data):
     with pytest.raises(BadPipelineError) as caught:
         inputs_of(function, name="totals", location=PLACE)
-    assert said in caught.value.what
-    assert '"totals"' in caught.value.what
-    assert caught.value.location == PLACE
+    assert (caught.value.location, caught.value.data) == (PLACE, data)
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    "function",
     [
-        (lambda orders: orders, "lambda"),
-        (waiting, "async"),
-        (waiting_and_yielding, "async"),
-        (yielding, "generator"),
-        (42, "not 42"),
-        ("orders", "not 'orders'"),
-        (Maker, "the class Maker"),
-        (Pipeline(name="big", kind=PipelineKind.VIEW, inputs=("a",), function=plain), 'view "big" cannot be'),
+        lambda orders: orders,
+        waiting,
+        waiting_and_yielding,
+        yielding,
+        42,
+        "orders",
+        Maker,
+        Pipeline(name="big", kind=PipelineKind.VIEW, inputs=("a",), function=plain),
     ],
 )
-def test_what_is_no_plain_function_is_refused(function, said):
+def test_what_is_no_plain_function_is_refused(function):
     with pytest.raises(BadPipelineError) as caught:
         check_function(function, noun="stream", location=PLACE)
-    assert said in caught.value.what
     assert caught.value.location == PLACE
 
 

@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -173,11 +172,14 @@ def test_the_fingerprint_follows_every_fact_of_the_definition():
     assert len({made(), *others}) == 5
 
 
-def test_a_pipeline_that_is_called_by_another_counts():
-    inner = Pipeline(name="inner", kind=PipelineKind.STREAM, inputs=("a",), function=source_of)
+def test_a_pipeline_that_is_called_by_another_counts_unless_it_is_in_another_folder():
+    def double(a):
+        return a * 2
+
+    made = [Pipeline(name="x", kind=PipelineKind.STREAM, inputs=("a",), function=each) for each in (double, source_of)]
+    inner, foreign = made
 
     def outer(a):
-        return inner(a)
+        return foreign(inner(a))
 
-    assert Path(__file__).parent != Path(source_of.__code__.co_filename).parent  # another folder, so not ours
-    assert set(code_facts(outer, source_of(outer))) == {"code"}
+    assert set(code_facts(outer, source_of(outer))) == {"code", "uses.inner"}

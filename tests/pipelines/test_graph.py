@@ -48,8 +48,6 @@ def test_a_missing_input_offers_near_names():
     error = caught.value
     assert error.data == {"pipeline": "totals", "input": "order", "near": ["orders"]}
     assert (error.fix, error.location) == ("orders", SourceLocation("app.py", 7, "def totals"))
-    assert "orders, clicks" in str(error.detail)
-    assert 'parameter "order" of stream "totals"' in error.what
 
 
 def test_a_missing_table_of_sql_is_no_parameter():
@@ -63,13 +61,13 @@ def test_a_missing_input_without_near_names_says_how_to_declare_it():
     with pytest.raises(UnknownInputError) as caught:
         Graph.of([], [reads("totals", "payments")])
     assert caught.value.fix == 'payments = app.topic("payments", …)'
-    assert "nothing to read" in str(caught.value.detail)
+    assert caught.value.data["near"] == []
 
 
 def test_files_cannot_be_read_by_a_pipeline():
     with pytest.raises(UnknownInputError) as caught:
         Graph.of([ORDERS], [reads("exported", "orders", kind=PipelineKind.FILES), reads("totals", "exported", line=5)])
-    assert "files" in caught.value.what
+    assert caught.value.data == {"pipeline": "totals", "input": "exported"}
     assert caught.value.location.line == 5
 
 

@@ -78,7 +78,8 @@ def test_unreadable_text_is_refused_where_written(build):
 def test_join_of_unknown_kind_lists_the_good_ones():
     with pytest.raises(BadPipelineError) as caught:
         POSTS.join(USERS, on="id", how="outer")  # type: ignore[arg-type]
-    assert "full" in str(caught.value.fix)
+    assert caught.value.data == {"how": "outer"}
+    assert caught.value.fix == "inner, left, right, full, semi, anti"
 
 
 @pytest.mark.parametrize(
@@ -117,8 +118,9 @@ def test_refused_part_of_a_query_is_named(sql, part):
 
 
 def test_unknown_column_is_named():
-    with pytest.raises(BadSqlError, match="nope"):
+    with pytest.raises(BadSqlError) as caught:
         relation("select nope from posts")
+    assert "nope" in caught.value.data["part"]
 
 
 IDENTIFIED = [

@@ -48,11 +48,11 @@ def check_not_reserved(name: str, *, location: SourceLocation | None) -> None:
         >>> check_not_reserved("hw_orders", location=None)
         Traceback (most recent call last):
         headwater.errors.BadNameError: BAD_NAME: the name "hw_orders" is reserved
-          names that begin with hw_, _hw, sqlite_ or v1_ are used inside
+          names that begin with hw_, _hw, sqlite_ or v1_ are used internally
     """
     if _RESERVED.fullmatch(name):
         what = f'the name "{name}" is reserved'
-        detail = "names that begin with hw_, _hw, sqlite_ or v1_ are used inside"
+        detail = "names that begin with hw_, _hw, sqlite_ or v1_ are used internally"
         raise BadNameError(what, detail=detail, location=location, name=name)
 
 
@@ -152,7 +152,7 @@ def _parse_key(kind: PipelineKind, name: str | None, key: Any, location: SourceL
     columns = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, tuple | list) else ()
     if not columns or not all(isinstance(column, str) and column for column in columns):
         detail = f"a key is one column name or several, not {key!r:.60}"
-        raise BadPipelineError(f"the key of {about} is wrong", detail=detail, fix='key="user_id"', location=location)
+        raise BadPipelineError(f"the key of {about} is invalid", detail=detail, fix='key="user_id"', location=location)
     if len(set(columns)) < len(columns):
         detail = f"columns: {', '.join(columns)}"
         raise BadPipelineError(f"the key of {about} names a column twice", detail=detail, location=location)
@@ -177,7 +177,7 @@ def declare_table(
         location: The source location of the declaration.
 
     Raises:
-        BadPipelineError: The source is no topic of changes of this app, or the options are invalid.
+        BadPipelineError: The source is not a topic of changes of this app, or the options are invalid.
 
     Example:
         >>> from headwater.events import changes
@@ -192,13 +192,13 @@ def declare_table(
         else:
             what = f"{about} cannot be made from {source}, which is a table already"
             fix = f"def {name}({source.name}: hw.Table) -> hw.Table: …"
-        raise error(what, fix=fix)
+        raise error(what, fix=fix, source=source.name)
     if topics.get(source.name) is not source:
         what = f'{about} cannot be made from topic "{source.name}", which this app does not declare'
-        raise error(what, fix=f'{source.name} = app.topic("{source.name}", hw.changes(…))')
+        raise error(what, fix=f'{source.name} = app.topic("{source.name}", hw.changes(…))', source=source.name)
     if others := sorted(options.keys() - {"key"}):
         what, detail = f"{about} has no option {others[0]!r}", "time, lateness and so on are options of its topic"
-        raise error(what, detail=detail, fix=f'app.topic("{source.name}", …)')
+        raise error(what, detail=detail, fix=f'app.topic("{source.name}", …)', option=others[0])
     if not options.get("key"):
         raise error(f"{about} needs a key", detail="a table has one row per key", fix='key="product_id"')
     declaration = PipelineDeclaration.of(PipelineKind.VIEW, name, key=options["key"], location=location)
@@ -210,23 +210,24 @@ def _check_table_key(about: str, row: pa.Schema, key: Sequence[str], error: Call
     for column in key:
         if column not in row.names:
             what, detail = f'{about} has no column "{column}" for its key', f"columns: {', '.join(row.names)}"
-            raise error(what, detail=detail, fix=f'key="{row.names[0]}"')
+            raise error(what, detail=detail, fix=f'key="{row.names[0]}"', column=column)
         if pa.types.is_nested(kind := row.field(column).type):
             what = f'the key column "{column}" of {about} is nested'
-            raise error(what, detail=f"its type is {kind}", fix="a column of a plain type")
+            raise error(what, detail=f"its type is {kind}", fix="a column of a plain type", column=column)
 
 
 def _row_schema(about: str, topic: Topic, error: Callable[..., BadPipelineError]) -> pa.Schema:
     """Returns the columns of the table; refuses a topic that does not describe one."""
     what, fix = f'{about} cannot be made from topic "{topic.name}", which', f'app.topic("{topic.name}", hw.changes(…))'
-    row = change_row_schema(topic.schema)
+    error, row = partial(error, source=topic.name), change_row_schema(topic.schema)
     if row is None:
-        raise error(f"{what} is no topic of changes", detail=f"its columns: {', '.join(topic.schema.names)}", fix=fix)
+        detail = f"its columns: {', '.join(topic.schema.names)}"
+        raise error(f"{what} is not a topic of changes", detail=detail, fix=fix)
     if topic.partitions > 1:
-        detail = "changes of different rows depend on each other, so all of them must be in one order"
+        detail = "a change may depend on changes of other rows, so all changes must be in one partition"
         raise error(f"{what} has {topic.partitions} partitions", detail=detail, fix="partitions=1")
     if topic.compact:
-        raise error(f"{what} is compacted", detail="a change may need the changes before it", fix=fix)
+        raise error(f"{what} is compacted", detail="a change may depend on earlier changes", fix=fix)
     return row
 
 
@@ -241,11 +242,11 @@ class TopicOptions(TypedDict, total=False):
     time: str | DeviceClock
     """The column with the event time, or `hw.device_clock(…)`; without it, the time of arrival."""
     lateness: str | timedelta
-    """How long to wait for late events."""
+    """How far an event may lag behind the max event time of its partition before it is late."""
     partitions: int
     """The number of partitions; fixed once the topic exists."""
     durability: str | Durability
-    """What an acknowledgement promises: "durable", "fast" or "memory"."""
+    """What an acknowledgement guarantees: "durable", "fast" or "memory"."""
     retention: str | timedelta | Retention
     """How long events are kept; for ever if omitted."""
     compact: bool

@@ -231,7 +231,7 @@ def location_of(function: Any) -> SourceLocation | None:
     if code is None:
         return None
     first = code.co_firstlineno
-    for line in range(first, first + 50):
+    for line in range(first, first + 50):  # decorators of more lines are not expected
         text = linecache.getline(code.co_filename, line).strip()
         if text.startswith(("def ", "async def ")):
             return SourceLocation.at(code.co_filename, line, text)

@@ -149,8 +149,8 @@ class Pipeline:
         late: The policy for late events.
         path: The folder of file output; None for other kinds.
         latency: "realtime" for Spark's real-time mode; None for batches.
-        history: How long a view of one table keeps its earlier rows, with the time up to which each was valid;
-            `timedelta.max` for ever, None for a view of the present.
+        history: How long a view of one table keeps earlier versions of its rows, with the time up to which each was
+            valid; `timedelta.max` for ever, None for a view of the current rows.
         of_changes: Whether it is the table of a topic of changes; then it has neither function nor SQL.
         doc: The first line of the function's docstring.
         location: The source location of the declaration.

@@ -134,7 +134,7 @@ def parse(sql: str, what: str = "the query", location: SourceLocation | None = N
 
 
 def _tokens(sql: str) -> list[Token]:
-    """Returns the tokens of the text; `window(…)` is a function here, although the parser treats WINDOW as a clause."""
+    """Returns the tokens of the text, with `window(…)` as a function; the parser would read a WINDOW clause."""
     from sqlglot import TokenType
     from sqlglot.dialects.dialect import Dialect
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -148,9 +148,18 @@ def plain(value: Any) -> Any:
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
 
 
+def entries(state: MemoryState) -> list[tuple[str, bytes, bytes, bytes]]:
+    """All entries, sorted: space, key, name, value."""
+    singles = [(space, key, b"", value) for space, keys in state.single_values.items() for key, value in keys.items()]
+    maps = [
+        (space, key, name, value)
+        for space, keys in state.map_values.items()
+        for key, names in keys.items()
+        for name, value in names.items()
+    ]
+    return sorted(singles + maps)
+
+
 def spaces(state: MemoryState) -> dict[str, int]:
     """How many entries each space has."""
-    found: dict[str, int] = defaultdict(int)
-    for space, *_ in state:
-        found[space] += 1
-    return dict(found)
+    return dict(Counter(space for space, *_ in entries(state)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headwater.engine.operators.as_of_join import AsOfJoin
 from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME, WEIGHT, MemoryState
 from headwater.errors import BadPipelineError
-from tests.engine.operators.histories import END, asked, contents, histories, run, spaces, table_of
+from tests.engine.operators.histories import END, asked, contents, entries, histories, run, spaces, table_of
 
 SALES = pa.schema([("sale", pa.int64()), ("product", pa.int64()), ("size", pa.float64())])
 PRICES = pa.schema([("id", pa.int64()), ("of_size", pa.float64()), ("price", pa.int64())])
@@ -85,7 +85,7 @@ def test_only_needed_versions_are_kept(history):
 
 
 def versions_of(state):
-    return [msgspec.msgpack.decode(value) for space, _, _, value in state if space == "versions"]
+    return [msgspec.msgpack.decode(value) for space, _, _, value in entries(state) if space == "versions"]
 
 
 def time_of(place):
@@ -182,6 +182,12 @@ def test_columns_of_unlike_types_are_refused():
     with pytest.raises(BadPipelineError) as refused:
         AsOfJoin(pa.schema([("id", pa.int32())]), pa.schema([("id", pa.int64())]), (("id", "id"),))
     assert refused.value.data["on"] == ["id", "id"]
+
+
+def test_an_unknown_kind_of_join_is_refused():
+    with pytest.raises(BadPipelineError) as refused:
+        simple(how="outer")
+    assert refused.value.data == {"option": "how", "value": "outer"}
 
 
 def test_the_name_of_a_column_is_taken():

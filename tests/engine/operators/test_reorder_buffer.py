@@ -1,4 +1,4 @@
-"""Events wait until their time is complete, and no longer."""
+"""Events wait until the watermark has passed their time, and no longer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_event_at_the_watermark_waits():
     assert step(operator, state, [5], 6) == [5, 5]
 
 
-def test_deadlines_of_the_operator_behind_are_kept():
+def test_timers_of_the_wrapped_operator_are_kept():
     operator, state = held(expire="1 millisecond", on_expire=gone), MemoryState()
     assert step(operator, state, [10], 11) == [10]
     assert step(operator, state, [900], 901) == [900]

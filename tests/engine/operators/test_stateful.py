@@ -1,4 +1,4 @@
-"""The user's own logic for each key: states, versions, expiry, and what is said when a function fails."""
+"""User functions with state per key: types, versions, expiry, and errors."""
 
 from __future__ import annotations
 
@@ -159,6 +159,35 @@ def test_a_failing_function_is_named_with_its_key():
     assert "in divide (" in text
     assert "test_stateful.py:" in text
     assert "for the key 'a'" in text
+
+
+def changing(key, events, state):
+    """Changes the state in place, and fails at a negative number after it has emitted rows."""
+    state = state or Tally()
+
+    def emit():
+        for event in events:
+            state.n += abs(event["n"])
+            yield {"k": key, "n": state.n}
+            if event["n"] < 0:
+                raise ValueError(event["n"])
+
+    return state, emit()
+
+
+def test_a_rejected_call_leaves_state_and_rows_as_they_were():
+    operator, state = made(changing, quarantine=True), MemoryState()
+    rows(operator, state, [("a", 1, 0)])
+    assert rows(operator, state, [("a", 2, 1), ("a", -4, 2), ("b", 8, 2)]) == [("b", 8), (None, None), (None, None)]
+    assert rows(operator, state, [("a", 16, 3)]) == [("a", 17)]
+
+
+def test_a_rejected_call_keeps_the_state_of_the_call_before_it():
+    operator, state = made(changing, quarantine=True, expire="10 seconds"), MemoryState()
+    rows(operator, state, [("a", 1, 100)])
+    # Two calls, because the events are 10 seconds apart; the key lives, because its last event is later than both.
+    assert rows(operator, state, [("a", 2, 50), ("a", -4, 60)]) == [("a", 3), (None, None)]
+    assert rows(operator, state, [("a", 8, 101)]) == [("a", 11)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The user's own logic for all keys at once: states as arrays."""
+"""User functions for all keys at once: states as arrays."""
 
 from __future__ import annotations
 

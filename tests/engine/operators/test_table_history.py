@@ -1,4 +1,4 @@
-"""A table's past as rows: equal to DuckDB's over the whole history, for every order of arrival and every cut."""
+"""The history of a table as rows: equal to DuckDB's, for every order of arrival and every cut into batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headwater.engine.operators.table_history import TableHistory
 from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME, WEIGHT, MemoryState
 from headwater.errors import BadPipelineError
-from tests.engine.operators.histories import END, START, asked, contents, histories, run, spaces, table_of
+from tests.engine.operators.histories import END, START, asked, contents, entries, histories, run, spaces, table_of
 
 PRICES = pa.schema([("id", pa.float64()), ("price", pa.int64())])
 KEYS = st.sampled_from([1.0, math.nan, None])
@@ -94,7 +94,7 @@ def test_ended_versions_are_kept_as_long_as_said():
 
 
 def kept(state):
-    (packed,) = [value for space, _, _, value in state if space == "versions"]
+    (packed,) = [value for space, _, _, value in entries(state) if space == "versions"]
     return len(msgspec.msgpack.decode(packed)) // 2
 
 

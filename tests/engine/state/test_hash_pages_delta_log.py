@@ -1,4 +1,4 @@
-"""What logs say and pages do not: the same after a restart as before it, and nothing is in neither of them."""
+"""Changes in delta logs are the same before and after a restart, and none is lost between logs and pages."""
 
 from __future__ import annotations
 

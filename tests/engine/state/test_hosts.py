@@ -1,4 +1,4 @@
-"""Operators give the same rows in every host: in memory, in packed buckets, at the sink, inside a Spark query."""
+"""Operators give the same rows in every host: in memory, in packed key groups, at the sink, inside a Spark query."""
 
 from __future__ import annotations
 

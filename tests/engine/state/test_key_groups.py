@@ -1,4 +1,4 @@
-"""A bucket is a state like any other, packed into bytes and back."""
+"""A key group is a state like any other, packed into bytes and back."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def put(state: Any, space: str, entries: list[tuple[bytes, bytes, bytes | None]]
 
 @settings(max_examples=150)
 @given(st.lists(PUTS, max_size=6), st.lists(ASKED, min_size=1, max_size=5))
-def test_a_bucket_has_what_was_put_into_it(puts, asked):
-    bucket, known = MemoryState(), {}
+def test_a_key_group_has_what_was_put_into_it(puts, asked):
+    group, known = MemoryState(), {}
     for space, entries, single in puts:
-        put(bucket, space, entries, single)
+        put(group, space, entries, single)
         for key, name, value in entries:
             known[space, key, b"" if single else name] = value
-        bucket = unpack_key_group(pack_key_group(bucket, 4, "words").data, 4, "words")
+        group = unpack_key_group(pack_key_group(group, 4, "words").data, 4, "words")
     known = {place: value for place, value in known.items() if value is not None}
-    assert len(bucket) == len(known)
+    assert len(group) == len(known)
     for space, key, low, high, most, backwards in asked:
         wanted = sorted(
             (
@@ -48,15 +48,15 @@ def test_a_bucket_has_what_was_put_into_it(puts, asked):
             ),
             reverse=backwards,
         )
-        assert bucket.entries(space, key, low, high, limit=most, reverse=backwards) == wanted[:most]
-        assert bucket.values(space, [key, b"k"], [low, b"a"]) == [
+        assert group.entries(space, key, low, high, limit=most, reverse=backwards) == wanted[:most]
+        assert group.values(space, [key, b"k"], [low, b"a"]) == [
             known.get((space, key, low)),
             known.get((space, b"k", b"a")),
         ]
-        assert bucket.values(space, [key]) == [known.get((space, key, b""))]
+        assert group.values(space, [key]) == [known.get((space, key, b""))]
 
 
-def test_another_number_of_buckets_is_refused():
+def test_another_number_of_key_groups_is_refused():
     with pytest.raises(StateChangedError) as caught:
         unpack_key_group(pack_key_group(MemoryState(), 4, "words").data, 8, "words")
     assert caught.value.data == {"was": 4, "now": 8}

@@ -9,6 +9,7 @@ from typing import Literal
 from pyspark.sql import DataFrame
 
 from headwater.engine.build.placement import place_operator, stream_input, table_input, visible_schema
+from headwater.engine.operators.arguments import require_choice
 from headwater.engine.operators.as_of_join import AsOfJoin
 from headwater.engine.operators.enrich import Enrich
 from headwater.pipelines import Table
@@ -41,7 +42,8 @@ def enrich(
         wait: How long an event waits for its row first.
 
     Raises:
-        BadPipelineError: Columns are missing, cannot be compared, or would occur twice in the result.
+        BadPipelineError: `missing` is unknown, or columns are missing, cannot be compared, or would occur twice in the
+            result.
 
     Example:
         >>> import headwater as hw
@@ -59,6 +61,7 @@ def enrich(
         ...     [(row["order_id"], row["name"]) for row in world.rows("named")]
         [(1, 'pen')]
     """
+    require_choice("hw.enrich", "missing", missing, ("null", "drop", "quarantine"))
     left, right = stream_input(events, "hw.enrich"), table_input(table, "hw.enrich")
     pairs = _column_pairs(on)
     operator = Enrich(
@@ -70,6 +73,7 @@ def enrich(
         quarantine=missing == "quarantine",
     )
     description = f"rows of {table.inputs[0]} by {_table_columns(pairs)}"
+    # A joined row is never corrected, so one operator serves whether or not rows must be final.
     return place_operator(lambda final: operator, (left, right), description, "hw.enrich")
 
 
@@ -94,7 +98,8 @@ def join_as_of(
         valid_from: The name of a column with the time from which the row is valid.
 
     Raises:
-        BadPipelineError: Columns are missing, cannot be compared, or would occur twice in the result.
+        BadPipelineError: `how` is unknown, or columns are missing, cannot be compared, or would occur twice in the
+            result.
 
     Example:
         >>> import headwater as hw

@@ -50,7 +50,7 @@ def stateful(  # noqa: PLR0913 - the options of a public function
         expire: How long after its last event a key is deleted, in event time.
         on_expire: Returns rows for a key that expires: `on_expire(key, state)`.
         ordered: Whether events of a key are passed in order of event time, whatever the order of arrival. An event then
-            waits until no earlier one can arrive. Otherwise events are in order only within a batch.
+            waits until no earlier event can arrive. Otherwise events are in order only within a batch.
 
     Raises:
         BadPipelineError: The declaration is invalid.

@@ -34,7 +34,7 @@ def sliding(
         events: The events.
         by: The key column or columns.
         over: The length of the window.
-        itself: Whether the window includes the event; if not, the others are a baseline to compare it with.
+        itself: Whether the window includes the event. If not, the aggregates are a baseline to compare the event with.
         aggregates: New columns: `n="count(*)"`, `mean="avg(celsius)"`; count, sum, avg, min, max and stddev.
 
     Raises:
@@ -62,14 +62,14 @@ def sliding(
     def make(*, final: bool) -> SlidingWindows:
         return SlidingWindows(visible_schema(left), keys, _to_microseconds(over), wanted, itself=itself, final=final)
 
-    return place_operator(make, (left,), f"the past of {', '.join(keys)}", "hw.sliding")
+    return place_operator(make, (left,), f"events in the window by {', '.join(keys)}", "hw.sliding")
 
 
 def deduplicate(events: DataFrame, *, by: str | Sequence[str], within: str | timedelta) -> DataFrame:
     """Drop repeats of an event within a time span; keep the first.
 
-    An event is emitted when no earlier one can arrive, so the choice of the first does not depend on the order of
-    arrival.
+    An event is emitted when no earlier event can arrive. So the first event is the first by event time, whatever the
+    order of arrival.
 
     Args:
         events: The events.
@@ -97,7 +97,7 @@ def deduplicate(events: DataFrame, *, by: str | Sequence[str], within: str | tim
     """
     left, keys = stream_input(events, "hw.deduplicate"), _key_columns(by)
     operator = Deduplicate(visible_schema(left), keys, _to_microseconds(within))
-    description = f"times of {', '.join(keys)}"
+    description = f"last event times by {', '.join(keys)}"
     return place_operator(lambda final: operator, (left,), description, "hw.deduplicate")
 
 
@@ -109,7 +109,7 @@ def sessions(
     longest: str | timedelta | None = None,
     **aggregates: str,
 ) -> DataFrame:
-    """Return session windows that are emitted while open and corrected by late events; the last step of a view.
+    """Return session windows that are emitted while open and corrected by stragglers; the last step of a view.
 
     Spark's own `session_window` emits a session once, when it is final.
 
@@ -146,7 +146,7 @@ def sessions(
     gap_or_column = gap if isinstance(gap, str) and gap in columns.names else _to_microseconds(gap)
     limit = None if longest is None else _to_microseconds(longest)
     operator = SessionWindows(columns, keys, gap_or_column, wanted, longest=limit)
-    description = f"open sessions of {', '.join(keys)}"
+    description = f"open sessions by {', '.join(keys)}"
     return place_operator(lambda final: operator, (left,), description, "hw.sessions")
 
 

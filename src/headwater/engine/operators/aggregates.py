@@ -23,7 +23,7 @@ from headwater.engine.state.grouping import Numbers
 __all__ = ["WindowAggregate", "compute_aggregates", "input_columns", "output_fields"]
 
 AggregateFunction = Literal["count", "sum", "avg", "min", "max", "stddev"]
-_EXACT: Final = Context(prec=76)
+_EXACT: Final = Context(prec=76)  # the default context would round to 28 digits
 _MAX_PRECISION: Final = 38
 _MAX_ROWS: Final = 1 << 20
 """The maximum rows of all ranges that are expanded at once; it bounds the memory."""
@@ -141,7 +141,7 @@ def _valid_counts(column: pa.Array, low: Numbers, high: Numbers) -> Numbers:
 def _sum(column: pa.Array, low: Numbers, high: Numbers) -> pa.Array:
     empty = _valid_counts(column, low, high) == 0
     if pa.types.is_floating(column.type):
-        return pa.array(_float_sums(_to_floats(column), low, high), mask=empty)
+        return pa.array(_reduce(np.add, _to_floats(column), low, high, 0.0), mask=empty)
     sums = _exact_sums(column, low, high)
     if pa.types.is_integer(column.type):
         return pa.array(sums.tolist(), pa.int64(), mask=empty)
@@ -152,7 +152,7 @@ def _sum(column: pa.Array, low: Numbers, high: Numbers) -> pa.Array:
 def _avg(column: pa.Array, low: Numbers, high: Numbers) -> pa.Array:
     counts = _valid_counts(column, low, high)
     if pa.types.is_floating(column.type):
-        sums = _float_sums(_to_floats(column), low, high)
+        sums = _reduce(np.add, _to_floats(column), low, high, 0.0)
     else:
         scale = 10 ** (column.type.scale if pa.types.is_decimal(column.type) else 0)
         sums = np.array([value / scale for value in _exact_sums(column, low, high).tolist()], float)
@@ -184,9 +184,7 @@ def _extreme(better: np.ufunc, column: pa.Array, low: Numbers, high: Numbers) ->
     ranks[order] = np.arange(len(column))
     null = len(column) if better is np.minimum else -1  # never better than a value
     ranks[order[len(column) - column.null_count :]] = null
-    best = np.full(len(low), null)
-    for part, rows, sizes in _expand_ranges(low, high):
-        best[part] = _reduce_ranges(better, ranks[rows], sizes, null)
+    best = _reduce(better, ranks, low, high, null)
     return column.take(pa.array(np.append(order, 0)[best], mask=best == null))
 
 
@@ -213,11 +211,12 @@ def _subtract_prefixes(values: Numbers, low: Numbers, high: Numbers) -> Numbers:
     return sums
 
 
-def _float_sums(values: Numbers, low: Numbers, high: Numbers) -> Numbers:
-    sums = np.zeros(len(low))
+def _reduce(function: np.ufunc, values: Numbers, low: Numbers, high: Numbers, empty: float) -> Numbers:
+    """Returns the result of a function for each range; `empty` for a range without rows."""
+    results = np.full(len(low), empty, values.dtype)
     for part, rows, sizes in _expand_ranges(low, high):
-        sums[part] = _reduce_ranges(np.add, values[rows], sizes, 0.0)
-    return sums
+        results[part] = _reduce_ranges(function, values[rows], sizes, empty)
+    return results
 
 
 def _expand_ranges(low: Numbers, high: Numbers) -> Iterator[tuple[slice, Numbers, Numbers]]:

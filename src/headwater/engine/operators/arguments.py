@@ -7,7 +7,7 @@ that it returns.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ __all__ = [
     "parse_columns",
     "quarantine_rows",
     "refuse",
+    "require_choice",
     "require_distinct",
     "require_duration",
     "require_join_columns",
@@ -133,6 +134,16 @@ def require_duration(name: str, option: str, value: int, lowest: int = 1) -> Non
     if value < lowest:
         what = f"{name} has {option} = {value} microseconds"
         refuse(what, f"{option} of at least {lowest} microseconds", option=option, value=value)
+
+
+def require_choice(name: str, option: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a value that is not among the choices of an option.
+
+    Raises:
+        BadPipelineError: The value is not among them.
+    """
+    if value not in choices:
+        refuse(f"{name} has {option} = {value!r}", f"one of: {', '.join(choices)}", option=option, value=value)
 
 
 def refuse(what: str, fix: str, location: SourceLocation | None = None, **data: Any) -> NoReturn:

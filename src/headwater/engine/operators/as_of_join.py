@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -12,20 +12,20 @@ import pyarrow as pa
 from headwater.engine.operators.arguments import (
     ColumnPairs,
     JoinType,
+    require_choice,
     require_distinct,
     require_join_columns,
     value_columns,
 )
-from headwater.engine.operators.reorder_buffer import read_affected, release_complete, track_emitted
-from headwater.engine.operators.timelines import VersionLookup, find_versions, insert_versions, prune_versions
+from headwater.engine.operators.reorder_buffer import diff_rows, read_affected, release_complete, track_emitted
+from headwater.engine.operators.timelines import find_versions, insert_versions, prune_versions
 from headwater.engine.state.encoding import decode_rows
 from headwater.engine.state.grouping import event_times, group_by_key, join_by_index, select_events, with_position
-from headwater.engine.state.state import WEIGHT, State, pop_timers
+from headwater.engine.state.state import TIMESTAMP, WEIGHT, State, pop_timers
 
 __all__ = ["AsOfJoin"]
 
 _WAITING: Final = "waiting"
-_TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class AsOfJoin:
     valid_from: str | None = None
 
     def __post_init__(self) -> None:
+        require_choice("join_as_of", "how", self.how, get_args(JoinType))
         require_join_columns("join_as_of", self.events, self.table, self.on)
         if self.valid_from is not None:
             columns = [*{*self.events.names, *self.table.names}, self.valid_from]
@@ -85,7 +86,7 @@ class AsOfJoin:
     @property
     def schema(self) -> pa.Schema:
         """The event's columns, the table's other columns, `valid_from`, the event's position; `WEIGHT` unless final."""
-        valid_from = [] if self.valid_from is None else [pa.field(self.valid_from, _TIMESTAMP)]
+        valid_from = [] if self.valid_from is None else [pa.field(self.valid_from, TIMESTAMP)]
         columns = with_position(pa.schema([*self.events, *self._contents, *valid_from]))
         return columns if self.final else columns.append(pa.field(WEIGHT, pa.int64()))
 
@@ -105,45 +106,22 @@ class AsOfJoin:
         if self.final:
             # Versions first: an event must find the versions of its own batch.
             insert_versions(state, versions, self.keys[1], self._contents)
-            ready = release_complete(state, _WAITING, events, watermark)
-            result = self._join(ready, self._look_up(state, ready), 1)
+            result = self._join(state, release_complete(state, _WAITING, events, watermark), 1)
         else:
             by_key = group_by_key(versions, self.keys[1], nulls=False)
             affected = read_affected(state, by_key, event_times(versions), with_position(self.events))
-            before = self._look_up(state, affected)  # what was emitted, so the state must not have changed yet
+            before = self._join(state, affected, -1)  # as emitted: the state must not have changed yet
             insert_versions(state, versions, self.keys[1], self._contents)
-            result = self._corrections(state, affected, before, events)
+            after = self._join(state, affected, 1)
+            result = pa.concat_tables([diff_rows(before, after), self._join(state, events, 1)])
             track_emitted(state, group_by_key(events, self.keys[0], nulls=False), events, watermark)
         prune_versions(state, watermark)
         return result
 
-    def _corrections(self, state: State, emitted: pa.Table, before: VersionLookup, events: pa.Table) -> pa.Table:
-        """Returns retractions and new rows of emitted events whose version has changed, and the rows of new events."""
-        now = self._look_up(state, emitted)
-        answers = zip(self._answers(before), self._answers(now), strict=True)
-        changed = np.flatnonzero(np.array([old != new for old, new in answers], bool))
-        rows = emitted.take(changed)
-        parts = [
-            self._join(rows, before.select(changed), -1),
-            self._join(rows, now.select(changed), 1),
-            self._join(events, self._look_up(state, events), 1),
-        ]
-        return pa.concat_tables(parts)
-
-    def _answers(self, versions: VersionLookup) -> list[tuple[bytes | None, int]]:
-        """Returns what the result shows of the version of each event: its contents and, if requested, its time."""
-        since = versions.since.tolist() if self.valid_from else [0] * len(versions.at)
-        return [
-            (versions.values[at], time) if at >= 0 else (None, 0)
-            for at, time in zip(versions.at.tolist(), since, strict=True)
-        ]
-
-    def _look_up(self, state: State, events: pa.Table) -> VersionLookup:
-        by_key = group_by_key(events, self.keys[0], nulls=False)
-        return find_versions(state, by_key.keys, by_key.codes, event_times(events))
-
-    def _join(self, events: pa.Table, versions: VersionLookup, weight: int) -> pa.Table:
+    def _join(self, state: State, events: pa.Table, weight: int) -> pa.Table:
         """Returns events beside the contents of their versions."""
+        by_key = group_by_key(events, self.keys[0], nulls=False)
+        versions = find_versions(state, by_key.keys, by_key.codes, event_times(events))
         at, since = versions.at, versions.since
         if self.how == "inner":
             matched = np.flatnonzero(at >= 0)
@@ -154,7 +132,7 @@ class AsOfJoin:
             used, indices = used[1:], indices - 1
         contents = decode_rows(self._contents, [versions.values[number] for number in used.tolist()])
         if self.valid_from is not None:
-            events = events.append_column(self.valid_from, pa.array(since, _TIMESTAMP, mask=at < 0))
+            events = events.append_column(self.valid_from, pa.array(since, TIMESTAMP, mask=at < 0))
         if not self.final:
             events = events.append_column(WEIGHT, pa.array(np.full(len(events), weight, np.int64)))
         return join_by_index(events, contents, indices, self.schema)

@@ -57,7 +57,7 @@ __all__ = [
 
 _BUFFER: Final = "held"
 _TIMER_PREFIX: Final = b"\x02held:"
-"""The prefix of our timer names; the timers of the wrapped operator have other names."""
+"""The prefix of the buffer's own timers. Encoded keys begin with 0 or 1, so timers of `Stateful` never have it."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def hold_rows(state: State, space: str, rows: pa.Table) -> None:
     times = event_times(ordered).tolist()
     starts = range(0, len(ordered), _SLICE_ROWS)
     slices = [encode_ipc(ordered.slice(start, _SLICE_ROWS)) for start in starts]
-    # Named by first time and hash: the same rows again replace their slice.
+    # Named by first time and hash, so the same rows again replace their slice. A name has the length of a position,
+    # because `release_rows` reads its time with `decode_times`.
     names = [
         encode_time(times[start]) + hashlib.blake2b(packed, digest_size=POSITION_SIZE - 8).digest()
         for start, packed in zip(starts, slices, strict=True)
@@ -253,15 +254,16 @@ def read_affected(state: State, by_key: RowsByKey, times: Numbers, schema: pa.Sc
 
 
 def diff_rows(before: pa.Table, after: pa.Table) -> pa.Table:
-    """Returns the rows that are in one table only, whatever their weights.
+    """Returns the rows that only one of the tables has, apart from weights.
 
     Example:
         >>> before, after = pa.table({"n": [1, 2], WEIGHT: [-1, -1]}), pa.table({"n": [2, 3], WEIGHT: [1, 1]})
         >>> diff_rows(before, after).to_pylist()
         [{'n': 1, '_hw_weight': -1}, {'n': 3, '_hw_weight': 1}]
     """
-    # Compared as text: NaN equals NaN there.
-    old, new = ([repr(row) for row in rows.drop_columns([WEIGHT]).to_pylist()] for rows in (before, after))
+    visible = before.drop_columns([WEIGHT]).schema
+    # Compared as bytes: NaN equals NaN there.
+    old, new = (encode_rows(visible, rows) for rows in (before, after))
     both = set(old) & set(new)
-    masks = [pa.array([row not in both for row in texts], pa.bool_()) for texts in (old, new)]
+    masks = [pa.array([row not in both for row in encoded], pa.bool_()) for encoded in (old, new)]
     return pa.concat_tables([before.filter(masks[0]), after.filter(masks[1])])

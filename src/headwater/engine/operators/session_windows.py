@@ -113,6 +113,7 @@ class SessionWindows:
         touched = insert_entries(state, _EVENTS, keys, encode_positions(events), encode_rows(self._contents, events))
         # The session of an event ends at this time or later; `_expire` checks again.
         set_expiry(state, keys, event_times(events) + to_int64(events.column(_GAP)))
+        # All sessions of a touched key are built again; `diff_rows` keeps those that changed.
         before = self._session_rows({key: old for key, (old, _) in touched.items()}, -1)
         after = self._session_rows({key: new for key, (_, new) in touched.items()}, 1)
         self._expire(state, watermark)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -16,13 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.operators.arguments import (
-    UserFunction,
-    build_table,
-    parse_columns,
-    quarantine_rows,
-    require_key,
-)
+from headwater.engine.operators.arguments import UserFunction, build_table, parse_columns, quarantine_rows, require_key
 from headwater.engine.state.encoding import decode_keys, split_bytes
 from headwater.engine.state.grouping import POSITION_SCHEMA, Numbers, RowsByKey, group_by_key, python_values
 from headwater.engine.state.state import (
@@ -45,6 +40,8 @@ KeyFunction = Callable[[Any, list[Row], Any], tuple[Any, Iterable[Row]]]
 OnExpire = Callable[[Any, Any], Iterable[Row]]
 Upgrade = Callable[[int, Any], Any]
 _SPACE: Final = "state"
+# A stored value is one byte with the version, the times of the last event and of the timer if keys expire, and
+# MessagePack.
 _TIMES: Final = struct.Struct(">qq")
 _MAX_VERSION: Final = 255
 
@@ -188,7 +185,8 @@ class Stateful(_FunctionOperator):
 
     def _process(self, state: State, events: pa.Table, rows: list[Row], rejected: list[pa.Table]) -> None:
         by_key = group_by_key(events, self._by)
-        states = [self._decode(value) for value in state.values(_SPACE, by_key.keys)]
+        stored, starts = state.values(_SPACE, by_key.keys), by_key.starts.tolist()
+        states = [self._decode(value) for value in stored]
         keys = _python_keys(by_key.key_columns)
         ordered = events.take(pa.array(by_key.order))
         names = [name for name in events.column_names if name not in POSITION_SCHEMA.names]
@@ -199,12 +197,17 @@ class Stateful(_FunctionOperator):
             mine = states[number]
             if times is not None:
                 self._advance_time(keys[number], mine, int(times[start]), int(times[end - 1]), rows)
+            # The first call of a key needs no copy: its state is still in the store.
+            before = None if start == starts[number] else deepcopy(mine.value)
             try:
                 mine.value = self._call(keys[number], dicts[start:end], mine.value, rows)
             except Exception as error:  # the user's code may raise anything
                 if not self._quarantine:
                     raise
-                # The state stays as it was before the call; all events of the call are rejected.
+                # The state is restored, because the function may have changed it in place before it failed. A state
+                # that expired before the call stays None.
+                if mine.value is not None:
+                    mine.value = self._decode(stored[number]).value if start == starts[number] else before
                 rejected.append(quarantine_rows(ordered.slice(start, end - start), error))
         self._save(state, by_key.keys, states)
 
@@ -213,7 +216,8 @@ class Stateful(_FunctionOperator):
         if type(returned) is not tuple or len(returned) != 2:
             what = f"{self._function} returned {type(returned).__name__}, not (state, rows)"
             raise BadPipelineError(what, fix="return state, rows", location=self._function.location)
-        rows.extend(returned[1] or ())
+        # As a list first: a generator that fails must not leave rows of a rejected call behind.
+        rows.extend(list(returned[1] or ()))
         return returned[0]
 
     def _advance_time(self, key: Any, mine: _KeyState, first: int, last: int, rows: list[Row]) -> None:
@@ -405,7 +409,8 @@ class VectorizedStateful(_FunctionOperator):
             return
         for name in self._state.names:
             records[name] = states[name]
-        state.put(_SPACE, by_key.keys, None, _split_records(records))
+        values = [None if value == zeros else value for value in split_bytes(records.tobytes(), len(zeros))]
+        state.put(_SPACE, by_key.keys, None, values)
         yield rows
 
     def _call(self, events: pa.Table, at: Numbers, states: Columns, keys: pa.Table) -> pa.Table:
@@ -420,12 +425,3 @@ class VectorizedStateful(_FunctionOperator):
             what = f"{self._function} did not return a table of {to_ddl(self._returns)}: {error}"
             fix = "return a pyarrow.Table with the columns of returns="
             raise BadPipelineError(what, fix=fix, location=self._function.location) from error
-
-
-def _split_records(records: Numbers) -> list[bytes | None]:
-    """Returns the bytes of each record; None for a record of zeros."""
-    width = records.dtype.itemsize
-    values: list[bytes | None] = [*split_bytes(records.tobytes(), width)]
-    for number in np.flatnonzero(~records.view(np.uint8).reshape(-1, width).any(axis=1)).tolist():
-        values[number] = None
-    return values

@@ -203,10 +203,6 @@ class VersionLookup:
     at: Numbers
     since: Numbers
 
-    def select(self, which: Numbers) -> VersionLookup:
-        """Returns the lookup for the times with these indexes."""
-        return VersionLookup(self.values, self.at[which], self.since[which])
-
 
 def insert_versions(state: State, rows: pa.Table, key: Sequence[str], contents: pa.Schema) -> None:
     """Insert versions into the timelines of their keys.

@@ -132,7 +132,7 @@ _SIGN: Final = 1 << 63
 _DECIMAL_SIGN: Final = 1 << 127
 _ALL_BITS: Final = (1 << 64) - 1
 _NAN: Final = b"\xff" * 8
-_EXACT: Final = Context(prec=80)
+_EXACT: Final = Context(prec=80)  # the default context would round to 28 digits
 _KINDS: Final[tuple[tuple[str, Callable[[pa.DataType], bool]], ...]] = (
     ("s", pa.types.is_string), ("s", pa.types.is_large_string), ("i", pa.types.is_signed_integer),
     ("d", pa.types.is_date32), ("b", pa.types.is_boolean),
@@ -140,7 +140,7 @@ _KINDS: Final[tuple[tuple[str, Callable[[pa.DataType], bool]], ...]] = (
 )  # fmt: skip
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Any, int]]
-"""Reads a value at an offset of a key; returns it with the offset behind it."""
+"""Reads a value at an offset of a key; returns it with the offset after it."""
 
 
 def encode_int64(numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -82,7 +82,7 @@ class RowsByKey:
 
     @cached_property
     def starts(self) -> Numbers:
-        """The index in `order` at which the rows of each key begin, and at last the number of rows."""
+        """The index in `order` at which the rows of each key begin, then the number of rows; no code may be -1."""
         counts = np.bincount(self.codes, minlength=len(self.key_columns))
         return np.concatenate(([0], np.cumsum(counts)))
 

@@ -120,6 +120,7 @@ class DeltaLog:
             if key not in self.values:
                 self._slots[slot_of(key)].append(key)
         self.values |= changes
+        # A new key that is deleted again is in both sets, and so does not count.
         self._new_keys.update(new)
         self._deleted_keys.difference_update(changes)
         self._deleted_keys.update(key for key, value in changes.items() if value is None)
@@ -215,6 +216,7 @@ class HashPages:
         if len(changed) <= min(self._max_logged_keys, self._page_count // _MIN_PAGES_PER_KEY):
             unlogged = [key for key in changed if key not in deltas.values]
             new = [key for key, old in zip(unlogged, self._read_pages(unlogged), strict=True) if old is None]
+            # Appended before the flush, which takes this batch's changes of the slot with it.
             logs[_log_key(deltas.next_log)] = deltas.append(changed, new)
             flushed, obsolete = deltas.flush_slot()
         else:
@@ -245,7 +247,6 @@ class HashPages:
 
     def on_commit(self) -> None:
         """Record that the result of `build_write` was committed."""
-        # From the first commit of pages on, every page has an entry in the store.
         self._has_pages = self._has_pages or bool(self._dirty)
         self._dirty.clear()
         if sum(self._page_sizes.values()) > self._cache_bytes:
@@ -268,6 +269,7 @@ class HashPages:
         by_entry = dict(sorted(zip(_entry_keys(missing), missing, strict=True)))
         decode = msgspec.msgpack.Decoder(PageContent).decode
         for page, packed in zip(by_entry.values(), self._read_entries(list(by_entry)), strict=True):
+            # Before the first commit of pages no page has an entry; after it, every page has one.
             if (packed is None) is self._has_pages:
                 message = f"page {page} of {self._space!r}, or the header of the space, is missing"
                 raise msgspec.DecodeError(message)

@@ -137,15 +137,13 @@ def encode_state_sizes(state: MemoryState, key_group: int, sizes: Mapping[str, i
 
 
 IPC_BATCH_SCHEMA: Final = pa.schema(
-    [
-        ("bucket", pa.int32()),
-        ("input", pa.int32()),
-        ("at", TIMESTAMP),
-        ("count", pa.int64()),
-        ("rows", pa.binary()),
-    ]
+    [("bucket", pa.int32()), ("input", pa.int32()), ("at", TIMESTAMP), ("count", pa.int64()), ("rows", pa.binary())]
 )
-"""Rows of one input and one task for one key group: `rows` is the Arrow IPC stream, `count` the number of rows."""
+"""Rows of one input and one task for one key group.
+
+`bucket` is the id of the key group in Spark, `at` the time that Spark compares with its watermark, `count` the number
+of rows, and `rows` the Arrow IPC stream.
+"""
 NEVER_LATE: Final = 253_370_764_800_000_000
 """The start of the year 9999. Spark drops rows whose `at` is late; the source has dropped late rows already."""
 _MODULUS: Final = 5_040
@@ -167,8 +165,8 @@ class BatchPacker:
 
     Example:
         >>> rows = pa.record_batch({"n": [7, 8, 7]})
-        >>> packets = pa.Table.from_batches(BatchPacker(0, ("n",), 2)([rows]))
-        >>> [decode_ipc([one], rows.schema).column("n").to_pylist() for one in packets.column("rows").to_pylist()]
+        >>> batches = pa.Table.from_batches(BatchPacker(0, ("n",), 2)([rows]))
+        >>> [decode_ipc([one], rows.schema).column("n").to_pylist() for one in batches.column("rows").to_pylist()]
         [[7, 7], [8]]
     """
 
@@ -179,7 +177,7 @@ class BatchPacker:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of a task as Arrow IPC batches."""
         for table in _rechunk(batches):
-            if self.key_groups == 1:
+            if self.key_groups == 1:  # no row has to be hashed or moved
                 yield self._build_batch([key_group_ids(1)[0]], [NEVER_LATE], [len(table)], [encode_ipc(table)])
                 continue
             groups = assign_key_groups(table, self.keys, self.key_groups)
@@ -235,8 +233,8 @@ def decode_ipc(streams: Iterable[Any], schema: pa.Schema) -> pa.Table:
 
     Example:
         >>> rows = pa.record_batch({"n": [7, 8]})
-        >>> (packets,) = BatchPacker(0, (), 1)([rows])
-        >>> decode_ipc(packets["rows"].to_pylist(), rows.schema).to_pydict()
+        >>> (batches,) = BatchPacker(0, (), 1)([rows])
+        >>> decode_ipc(batches["rows"].to_pylist(), rows.schema).to_pydict()
         {'n': [7, 8]}
     """
     found = pa.concat_tables([pa.ipc.open_stream(stream).read_all() for stream in streams])

@@ -8,7 +8,7 @@ protocol of an operator with state per key, wherever it runs.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -213,15 +213,6 @@ class MemoryState:
             elif entries is not None and entries.remove(name):
                 # A key without entries must not stay: the keys of a space would grow for ever.
                 del maps[key]
-
-    def __iter__(self) -> Iterator[tuple[str, bytes, bytes, bytes]]:
-        """Iterate over all entries: space, key, name, value."""
-        for space, singles in self._single_values.items():
-            yield from ((space, key, b"", value) for key, value in singles.items())
-        for space, maps in self._map_values.items():
-            yield from (
-                (space, key, name, value) for key, below in maps.items() for name, value in below.values.items()
-            )
 
     def __len__(self) -> int:
         named = sum(len(entries.values) for maps in self._map_values.values() for entries in maps.values())

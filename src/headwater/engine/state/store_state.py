@@ -76,6 +76,7 @@ class StoreState:
         missing = [key for key in dict.fromkeys(keys) if key not in loaded]
         stored = self._states.entries(space, missing) if missing else {}
         for key in missing:
+            # The changes of the batch so far win over the store.
             entries = {**stored.get(key, {}), **self._map_changes.get(space, {}).get(key, {})}
             self._prefetched.put(space, [key] * len(entries), list(entries), list(entries.values()))
         loaded.update(missing)

@@ -114,8 +114,9 @@ class OrderedValues:
 
 
 _LIMB: Final = 1 << 62
+"""DuckDB returns a sum of 64-bit numbers as quotient and remainder of this number, which fit into 64 bits."""
 _SMALLEST: Final = 1074
-"""The smallest float above 0 is 2 ** -1074. In units of it every finite float is an integer."""
+"""The smallest float above 0 is 2 ** -1074, and every finite float is an integer multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ class _IntegerTotal:
         return f"total.{self.name}"
 
     @property
+    def _is_wide(self) -> bool:
+        """Whether an unscaled value may need more than 64 bits."""
+        return self.precision is not None and self.precision > 18
+
+    @property
     def type(self) -> pa.DataType:
         return pa.int64() if self.precision is None else pa.decimal128(min(38, self.precision + 10), self.scale)
 
@@ -151,9 +157,11 @@ class _IntegerTotal:
     def sql(self) -> tuple[str, ...]:
         value = quote(self._column if self.precision is not None else self.name)
         value = f"cast({value} as hugeint)"
-        if self.precision is not None and self.precision > 18:
+        if self._is_wide:
             value += f" + 18446744073709551616::hugeint * {quote(self._column + '.high')}"
         total = f"coalesce(sum(({value}) * {quote(WEIGHT)}), 0::hugeint)"
+        if self._is_wide:  # the quotient of a sum of 38 digits may exceed 64 bits
+            return (f"cast({total} as varchar)",)
         limb = f"{_LIMB}::hugeint"
         return f"cast({total} // {limb} as bigint)", f"cast({total} % {limb} as bigint)"
 
@@ -161,13 +169,17 @@ class _IntegerTotal:
         if self.precision is None:
             return rows
         low, high = _limbs(rows.column(self.name))
-        if self.precision <= 18:
+        if not self._is_wide:
             return rows.append_column(self._column, low.cast(pa.int64(), safe=False))
         return rows.append_column(self._column, low).append_column(self._column + ".high", high)
 
     def add(self, old: list[int | str], more: Sequence[pa.ChunkedArray]) -> list[int | str]:
-        high, low = (column.to_pylist() for column in more)
-        totals = [int(total) + upper * _LIMB + lower for total, upper, lower in zip(old, high, low, strict=True)]
+        columns = [column.to_pylist() for column in more]
+        if self._is_wide:
+            added = list(map(int, columns[0]))
+        else:
+            added = [upper * _LIMB + lower for upper, lower in zip(*columns, strict=True)]
+        totals = [int(total) + value for total, value in zip(old, added, strict=True)]
         # MessagePack's integers have at most 64 bits; larger ones are stored as text.
         return [total if -_LIMB < total < _LIMB else str(total) for total in totals]
 

@@ -148,6 +148,7 @@ class Compiler:
 
     def _node_for(self, rows: _RelationSql) -> int:
         """Returns the number of the node that computes these rows; adds one if there is none."""
+        # No new node if the rows are the unchanged result of one.
         if rows.columns == tuple(rows.schema.names) and self._schema_of(rows.inputs[0]) == rows.schema:
             return rows.inputs[0]
         sql = rows.sql

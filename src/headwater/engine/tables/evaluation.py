@@ -16,14 +16,7 @@ from headwater.sql.identifiers import quote
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = [
-    "cast_columns",
-    "consolidate",
-    "evaluate",
-    "plain_schema",
-    "result_schema",
-    "utc_schema",
-]
+__all__ = ["cast_columns", "consolidate", "evaluate", "plain_schema", "result_schema", "utc_schema"]
 
 # One thread: queries are small, and several pipelines run in one process. No file, network or extension access.
 _SETTINGS = {
@@ -159,7 +152,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
 
 
 def _elementwise(change: Callable[[str], str]) -> Callable[[pa.Array], pa.Array]:
-    """Apply a function to each text in Python, whose case rules match Java's; DuckDB knows fewer."""
+    """Apply a function to each text in Python, whose case rules match Java's; DuckDB's cover fewer characters."""
 
     def run(column: pa.Array) -> pa.Array:
         return pa.array([None if text is None else change(text) for text in column.to_pylist()], pa.string())

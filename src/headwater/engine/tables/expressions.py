@@ -106,6 +106,7 @@ def _sum(sign: str) -> Handler:
         scale = max(left_scale, right_scale)
         precision = max(left_precision - left_scale, right_precision - right_scale) + scale + 1
         _require_digits(scalar, node, precision)
+        # From 19 digits on, DuckDB computes in 128 bits: in 64 it would report an overflow.
         wide = f"decimal({max(precision, 19)}, {scale})"
         text = f"cast({scalar.to_sql(left)} as {wide}) {sign} cast({scalar.to_sql(right)} as {wide})"
         return f"cast({text} as decimal({precision}, {scale}))"
@@ -129,7 +130,9 @@ def _product(scalar: ScalarWriter, node: exp.Expr) -> str:
 
 def _decimal_sizes(scalar: ScalarWriter, node: exp.Expr) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Returns precision and scale of both operands if Spark computes in decimals; None if it does not."""
-    _require_numbers(scalar, node)
+    for part in (node.this, node.expression):
+        if scalar.family(part) not in ("number", "null"):
+            scalar.query.refuse(node, f"{part.sql('spark')} is not a number", fix="cast(… as …)")
     kinds = scalar.value_type(node.this), scalar.value_type(node.expression)
     if not any(map(pa.types.is_decimal, kinds)) or any(map(pa.types.is_floating, kinds)):
         return None
@@ -138,10 +141,9 @@ def _decimal_sizes(scalar: ScalarWriter, node: exp.Expr) -> tuple[tuple[int, int
 
 def _division(sign: str) -> Handler:
     def write(scalar: ScalarWriter, node: exp.Expr) -> str:
-        _require_numbers(scalar, node)
-        kinds = scalar.value_type(node.this), scalar.value_type(node.expression)
-        if any(map(pa.types.is_decimal, kinds)) and not any(map(pa.types.is_floating, kinds)):
+        if _decimal_sizes(scalar, node) is not None:
             scalar.query.refuse(node, "division of decimals is not supported", fix="cast(… as double)")
+        kinds = scalar.value_type(node.this), scalar.value_type(node.expression)
         if sign == "//" and any(map(pa.types.is_floating, kinds)):
             scalar.query.refuse(node, "DIV needs whole numbers")
         upper, lower = scalar.to_sql(node.this), scalar.to_sql(node.expression)
@@ -151,12 +153,6 @@ def _division(sign: str) -> Handler:
         return f"(case when {lower} = 0 then error('division by zero') else {upper} {sign} {lower} end)"
 
     return write
-
-
-def _require_numbers(scalar: ScalarWriter, node: exp.Expr) -> None:
-    for part in (node.this, node.expression):
-        if scalar.family(part) not in ("number", "null"):
-            scalar.query.refuse(node, f"{part.sql('spark')} is not a number", fix="cast(… as …)")
 
 
 def _require_digits(scalar: ScalarWriter, node: exp.Expr, precision: int) -> None:

@@ -31,7 +31,7 @@ Slots = list[list[Any]]
 class ZSetGroup:
     """Emits one row per group: counts, sums and averages are accumulated; min, max and distinct store their values.
 
-    Sums are exact, also of floats, so that a value can be subtracted again without a rest. Without key columns there is
+    Sums are exact, also of floats, so that subtracting a value leaves no rounding error. Without key columns there is
     always one row, even without input rows.
 
     Args:
@@ -83,6 +83,7 @@ class ZSetGroup:
         groups = zip(*new, strict=True)
         packed = [_ENCODE(slots) if slots[0] or not self.by else None for slots in groups]
         state.put(_GROUPS, keys, None, packed)
+        # Equal bytes are equal groups, whose rows need not be retracted.
         changed = [
             (before, after) if before != after else (None, None) for before, after in zip(stored, packed, strict=True)
         ]

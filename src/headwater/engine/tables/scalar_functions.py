@@ -57,6 +57,8 @@ def spark_decimal(kind: pa.DataType, node: exp.Expr) -> tuple[int, int]:
         return kind.precision, kind.scale
     if isinstance(node, exp.Literal):
         return len(node.name), 0
+    if pa.types.is_null(kind):  # NULL fits every type
+        return 1, 0
     return _DIGITS[kind.bit_width], 0
 
 
@@ -143,15 +145,8 @@ class ScalarWriter:
 Handler = Callable[[ScalarWriter, exp.Expr], str]
 
 
-_UNITS: Final = {
-    "MICROSECOND": timedelta(microseconds=1),
-    "MILLISECOND": timedelta(milliseconds=1),
-    "SECOND": timedelta(seconds=1),
-    "MINUTE": timedelta(minutes=1),
-    "HOUR": timedelta(hours=1),
-    "DAY": timedelta(days=1),
-    "WEEK": timedelta(weeks=1),
-}
+_UNITS: Final = ("microsecond", "millisecond", "second", "minute", "hour", "day", "week")
+"""The units of fixed length; a month or a year has none."""
 _TIME_PARTS: Final[dict[type[exp.Expr], str]] = {
     exp.Day: "day", exp.DayOfMonth: "day", exp.Hour: "hour", exp.Minute: "minute", exp.Month: "month",
     exp.Quarter: "quarter", exp.Second: "second", exp.Year: "year",
@@ -286,15 +281,16 @@ def _interval(scalar: ScalarWriter, node: exp.Expr) -> str:
     unit = node.args.get("unit")
     length = _parse_interval(f"{node.this.name if node.this else ''} {unit.name if unit else ''}")
     if length is None:
-        scalar.query.refuse(node, f"an interval is a number of {', '.join(_UNITS).lower()}", fix="interval 1 hour")
+        scalar.query.refuse(node, f"an interval is a number of {', '.join(_UNITS)}", fix="interval 1 hour")
     return f"to_microseconds({length // timedelta(microseconds=1)})"
 
 
 def _parse_interval(text: str) -> timedelta | None:
     """Parse a fixed duration: `1 hour`, `15 minutes`."""
     found = re.fullmatch(r"\s*(-?\d+)\s+([a-zA-Z]+?)s?\s*", text)
-    unit = _UNITS.get(found[2].upper()) if found else None
-    return int(found[1]) * unit if found and unit else None
+    if found is None or found[2].lower() not in _UNITS:
+        return None
+    return timedelta(**{f"{found[2].lower()}s": int(found[1])})
 
 
 def _window(scalar: ScalarWriter, node: exp.Expr) -> str:

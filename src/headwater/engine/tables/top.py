@@ -115,6 +115,7 @@ class ZSetTop:
     def _top_rows(self, state: State, key: bytes) -> RankedRows:
         top: RankedRows = Counter()
         rank = 0
+        # An entry stands for one row or more, so `count` entries are enough.
         for _, value in state.entries(_ROWS, key, limit=self.count):
             weight, row = _DECODE(value)
             for _ in range(min(weight, self.count - rank)):

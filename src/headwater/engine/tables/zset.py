@@ -63,7 +63,7 @@ def sum_weights(rows: pa.Table) -> pa.Table:
 
 
 def distinct_rows(rows: pa.Table) -> pa.Table:
-    """Returns each row once; an event that was delivered twice gives the same row twice.
+    """Returns each row once; an event that is delivered twice gives the same row twice.
 
     Example:
         >>> distinct_rows(pa.table({"k": [1, 2, 1]})).to_pylist()

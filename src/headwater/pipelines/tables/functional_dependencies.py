@@ -107,11 +107,11 @@ class _Dependencies:
         return _Dependencies((*self.rules, *added), self.row_ids)
 
     def with_nulls(self) -> _Dependencies:
-        """Returns the dependencies of the side of an outer join that may be null; it has no constant columns."""
+        """Returns the dependencies of the nullable side of an outer join, whose constants may be null as well."""
         return _Dependencies(tuple(rule for rule in self.rules if rule[0]), self.row_ids)
 
     def restrict_to(self, names: Iterable[str], row_id: str) -> _Dependencies:
-        """Returns the dependencies between some columns after rows were merged to rows with a new id."""
+        """Returns the dependencies between some columns after rows were merged into rows with a new id."""
         given_names = frozenset(names)
         named = frozenset(name for rule in self.rules for part in rule for name in part)
         kept = given_names | {name for name in named if name.split("#")[0] in given_names}
@@ -185,7 +185,7 @@ class _DependencyAnalysis:
             )
             if is_window(tree):
                 known = known.with_rules(*_window_rules(name))
-            if isinstance(tree, exp.Column):  # a window may have a new name: so have its start and end
+            if isinstance(tree, exp.Column):  # start and end of a renamed window are renamed as well
                 names = {each for rule in below.rules for part in rule for each in part}
                 members = sorted(each for each in names if each.startswith(f"{tree.name}#"))
                 pairs = [(name + each[len(tree.name) :], hidden + each) for each in members]
@@ -207,6 +207,8 @@ class _DependencyAnalysis:
             known = known.with_rules((lefts, rights))
         if relation.how == "right":
             known = known.with_rules((rights, lefts))
+        # With one pair of key columns, all rows of a key value have a partner or none has. So the value of
+        # `coalesce(left, right)` determines both columns, also in an outer join.
         if relation.how == "inner" or len(relation.on) == 1:
             known = known.with_rules(*(([_coalesce_name(*pair)], pair) for pair in relation.on))
         return known

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from headwater.pipelines.tables.relation import Distinct, GroupBy, Join, Project, Relation, Scan, Top, Union, Where
-from headwater.pipelines.tables.sql_nodes import conjunction, conjuncts
+from headwater.pipelines.tables.sql_nodes import conjuncts
 
 __all__ = ["columns_in", "push_down"]
 
@@ -56,7 +56,7 @@ def _add_conditions(relation: Relation, parts: list[exp.Expr]) -> Relation:
     if isinstance(relation, Where):
         return _add_conditions(relation.input, [*conjuncts(relation.condition), *parts])
     if not isinstance(relation, Join):
-        return Where(relation, conjunction(parts))
+        return Where(relation, exp.and_(*parts))
     left, right, rest = [], [], []
     for part in parts:
         names = columns_in(part)
@@ -67,7 +67,7 @@ def _add_conditions(relation: Relation, parts: list[exp.Expr]) -> Relation:
         else:
             rest.append(part)
     join = replace(relation, left=_add_conditions(relation.left, left), right=_add_conditions(relation.right, right))
-    return Where(join, conjunction(rest)) if rest else join
+    return Where(join, exp.and_(*rest)) if rest else join
 
 
 def _prune(relation: Relation, used: frozenset[str]) -> Relation:

@@ -23,14 +23,7 @@ from headwater.pipelines.tables.relation import (
     Top,
     Where,
 )
-from headwater.pipelines.tables.sql_nodes import (
-    QueryRefusal,
-    aliases_in,
-    column,
-    conjunction,
-    conjuncts,
-    flatten_columns,
-)
+from headwater.pipelines.tables.sql_nodes import QueryRefusal, aliases_in, column, conjuncts, flatten_columns
 
 __all__ = ["apply_limit", "group_rows", "has_aggregates", "join_relations", "output_name", "rank_rows", "upper_bounds"]
 
@@ -93,12 +86,8 @@ def _group_keys(tree: exp.Select, items: SelectItems, refusal: QueryRefusal) -> 
     group = tree.args.get("group")
     if group is None:
         return []
-    for clause in ("grouping_sets", "cube", "rollup", "totals"):
-        if group.args.get(clause):
-            refusal.refuse(group, f"{clause.replace('_', ' ').upper()} is not supported")
-    for each in group.expressions:
-        if isinstance(each, (exp.Rollup, exp.Cube, exp.GroupingSets)):
-            refusal.refuse(each, "only plain columns and expressions can be grouped by")
+    if group.find(exp.Rollup, exp.Cube, exp.GroupingSets):
+        refusal.refuse(group, "only plain columns and expressions can be grouped by")
     if group.args.get("all"):
         return [flatten_columns(item, refusal) for _, item in items if not has_aggregates([item])]
     return list(dict.fromkeys(flatten_columns(each, refusal) for each in group.expressions))
@@ -230,7 +219,7 @@ def join_relations(
     right, right_keys = _add_key_columns(right, [other for _, other in pairs], "right")
     joined: Relation = Join(left, right, how, tuple(zip(left_keys, right_keys, strict=True)), columns)
     if how == "inner" and rest:
-        joined = Where(joined, flatten_columns(conjunction(rest), refusal))
+        joined = Where(joined, flatten_columns(exp.and_(*rest), refusal))
     return joined, conditions
 
 
@@ -276,7 +265,7 @@ def _filter_sides(
     mine = [part for part in rest if aliases_in(part) <= sides[side]]
     rows = [left, right]
     if mine:
-        rows[side] = Where(rows[side], flatten_columns(conjunction(mine), refusal))
+        rows[side] = Where(rows[side], flatten_columns(exp.and_(*mine), refusal))
     return rows[0], rows[1], [part for part in rest if not any(part is each for each in mine)]
 
 

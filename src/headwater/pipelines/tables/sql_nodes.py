@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
@@ -15,7 +14,6 @@ __all__ = [
     "QueryRefusal",
     "aliases_in",
     "column",
-    "conjunction",
     "conjuncts",
     "expand_windows",
     "flatten_columns",
@@ -108,17 +106,6 @@ def conjuncts(condition: exp.Expr) -> list[exp.Expr]:
     """
     bare = condition.unnest()
     return list(bare.flatten()) if isinstance(bare, exp.And) else [condition]
-
-
-def conjunction(parts: Sequence[exp.Expr]) -> exp.Expr:
-    """Returns the conjunction of the parts.
-
-    Example:
-        >>> from sqlglot import parse_one
-        >>> conjunction([parse_one("a"), parse_one("b or c")]).sql()
-        'a AND (b OR c)'
-    """
-    return exp.and_(*parts)
 
 
 def aliases_in(tree: exp.Expr) -> frozenset[str]:

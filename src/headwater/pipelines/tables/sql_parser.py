@@ -25,7 +25,6 @@ from headwater.pipelines.tables.sql_clauses import (
 from headwater.pipelines.tables.sql_nodes import (
     QueryRefusal,
     column,
-    conjunction,
     conjuncts,
     expand_windows,
     flatten_columns,
@@ -134,12 +133,14 @@ class _QueryParser:
         return apply_limit(both, tree, (), self.refusal)
 
     def parse_select(self, tree: exp.Select, bounds: Mapping[str, int]) -> Relation:
-        self.refuse_clauses(tree)
+        for clause, reason in _UNSUPPORTED_CLAUSES.items():
+            if found := tree.args.get(clause):
+                self.refusal.refuse(found if isinstance(found, exp.Expr) else clause.upper(), reason)
         where = tree.args.get("where")
         conditions = conjuncts(where.this) if where else []
         rows, conditions = self.parse_from(tree, conditions)
         if conditions:
-            rows = Where(rows, flatten_columns(conjunction(conditions), self.refusal))
+            rows = Where(rows, flatten_columns(exp.and_(*conditions), self.refusal))
         items = [(item.alias_or_name, item.unalias()) for item in tree.expressions]
         order = tree.args.get("order")
         sorting = [each.this for each in order.expressions] if order else []
@@ -213,9 +214,3 @@ class _QueryParser:
             self.refusal.refuse(tree, "its list of columns has the wrong length")
         pairs = zip(names or rows.columns, rows.columns, strict=True)
         return Project(rows, tuple((f"{alias}.{name}", column(inner)) for name, inner in pairs))
-
-    def refuse_clauses(self, tree: exp.Select) -> None:
-        for clause, reason in _UNSUPPORTED_CLAUSES.items():
-            found = tree.args.get(clause)
-            if found:
-                self.refusal.refuse(found if isinstance(found, exp.Expr) else clause.upper(), reason)

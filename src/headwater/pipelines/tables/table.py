@@ -94,8 +94,8 @@ class Table:
         Args:
             other: The other table.
             on: A column that both have, several of them, or a condition such as `left.author = right.name`.
-            how: Which rows without a partner are kept too. `semi` and `anti` keep rows of this table that have one, or
-                none.
+            how: Which rows without a partner are kept as well. `semi` keeps the rows of this table that have a partner,
+                `anti` those that have none.
 
         Example:
             >>> Table.named("posts").join(Table.named("users"), on="left.author = right.name", how="left").sql

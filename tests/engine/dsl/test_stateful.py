@@ -1,4 +1,4 @@
-"""A function that cannot be called as `hw.stateful` would call it is refused before any event is lost on it."""
+"""A function with the wrong signature for `hw.stateful` is refused before it receives an event."""
 
 from __future__ import annotations
 

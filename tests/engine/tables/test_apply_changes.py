@@ -16,7 +16,7 @@ from headwater.engine.sink.stateful_stage import last_by_key, to_changes
 from headwater.engine.state.state import DELETED, QUARANTINE_REASON, SINCE, WEIGHT, MemoryState
 from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.store import SqliteDialect, SqlStore, ViewTable
-from tests.engine.operators.applying import COLUMNS, KEY, OPERATOR, ROW, arrived, refused, run, summed, taken
+from tests.engine.tables.applying import COLUMNS, KEY, OPERATOR, ROW, arrived, refused, run, summed, taken
 from tests.store.given import Runner
 
 KEYS = st.fixed_dictionaries({"a": st.integers(0, 1), "b": st.sampled_from(["", "x"])})
@@ -267,7 +267,7 @@ def test_a_truncate_within_a_batch_takes_rows_of_earlier_batches():
 def test_a_truncate_leaves_only_the_time_of_the_latest_version():
     state = MemoryState()
     run([[INSERT], [INSERT | {"after": {"a": 0, "b": "x"}}, {"op": "truncate"}]], state)
-    assert [space for space, *_ in state] == ["latest"]
+    assert [*state.single_values, *state.map_values] == ["latest"]
 
 
 def test_a_tombstone_says_nothing():

@@ -1,4 +1,4 @@
-"""Changes whose times go backwards: the versions of rows, taken by time, still end in the rows of the table."""
+"""Changes whose times go backwards: versions replayed by time still end in the rows of the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.state.state import SINCE, WEIGHT, MemoryState
-from tests.engine.operators.applying import COLUMNS, OPERATOR, START, arrived, summed, taken
+from tests.engine.tables.applying import COLUMNS, OPERATOR, START, arrived, summed, taken
 
 KEYS = st.builds(lambda a: {"a": a, "b": "x"}, st.integers(0, 2))
 ROWS = st.builds(lambda key, n: key | {"n": n}, KEYS, st.integers(0, 2))

@@ -13,7 +13,7 @@ from headwater.engine.tables.compiler import Compiler
 from headwater.engine.tables.dataflow import Dataflow
 from headwater.pipelines.tables.sql_nodes import QueryRefusal
 from headwater.pipelines.tables.sql_parser import parse_relation
-from tests.engine.operators.table_histories import TABLES, World, histories
+from tests.engine.tables.table_histories import TABLES, World, histories
 
 EXAMPLES = 400 if os.environ.get("HEADWATER_FAULTS") == "full" else 40
 POSTS = ("p.id", "p.author", "p.likes", "p.price", "p.score", "p.made")

@@ -1,4 +1,4 @@
-"""Every step that keeps many entries below a key tells what its keys are, so that the largest is named in words."""
+"""Operators with many entries per key pass the types of their key columns, so that `hw_state` shows the largest key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME
 from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.engine.tables.dataflow import compile_tables
 from headwater.store import SqliteDialect, SqlStore, ViewReader
-from tests.engine.operators.table_histories import TABLES, Version, arrived
+from tests.engine.tables.table_histories import TABLES, Version, arrived
 from tests.store.given import Runner
 
 SALES = pa.schema([("who", pa.string()), ("n", pa.int64())])

@@ -1,4 +1,4 @@
-"""Rows that get other keys, through keys that are still in use: when the statement ends, no row is lost."""
+"""Rows that change their keys, also to keys still in use: at the end of the statement no row is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.state.state import MemoryState
-from tests.engine.operators.applying import OPERATOR, arrived, refused, run, summed
+from tests.engine.tables.applying import OPERATOR, arrived, refused, run, summed
 
 
 @st.composite
