@@ -23,14 +23,14 @@ from headwater.engine.sink.accounting import ObservedRows
 from headwater.engine.sink.checkpoint import PartitionOffsets, mend, next_offsets
 from headwater.engine.sink.publisher import output_topic, publish
 from headwater.engine.sink.sink import Sink
-from headwater.errors import DataGoneError
+from headwater.errors import DataGoneError, HeadwaterError
 from headwater.events import to_ddl
 from headwater.log import Topic
 from headwater.log.protocol import TimedLog
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import ViewTable
 
-__all__ = ["OffsetBounds", "Query", "check_gap"]
+__all__ = ["OffsetBounds", "Query", "check_gap", "rebuild_error"]
 
 
 def check_gap(
@@ -82,21 +82,19 @@ def check_gap(
             )
 
 
-def _gap_error(pipeline: Pipeline, what: str, why: str, **data: object) -> DataGoneError:
-    view = pipeline.kind is PipelineKind.VIEW
-    remedy = (
-        "a rebuild creates the view from the events that are left"
-        if view
-        else "rows that it has written stay; under another name it reads the events that are left"
-    )
-    return DataGoneError(
-        what,
-        detail=f"{why}; {remedy}",
-        fix=f"headwater run --rebuild {pipeline.name}" if view else "give it another name",
-        location=pipeline.location,
-        pipeline=pipeline.name,
-        **data,
-    )
+def _gap_error(pipeline: Pipeline, what: str, why: str, **data: object) -> HeadwaterError:
+    rebuilt = "a rebuild creates the view from the events that are left"
+    renamed = "rows that it has written stay; under another name it reads the events that are left"
+    remedy = rebuilt if pipeline.kind is PipelineKind.VIEW else renamed
+    return rebuild_error(DataGoneError, pipeline, what, f"{why}; {remedy}", **data)
+
+
+def rebuild_error(
+    kind: type[HeadwaterError], pipeline: Pipeline, what: str, detail: str, **data: object
+) -> HeadwaterError:
+    """Returns an error that ends a pipeline until its view is rebuilt; other pipelines need another name."""
+    fix = f"headwater run --rebuild {pipeline.name}" if pipeline.kind is PipelineKind.VIEW else "give it another name"
+    return kind(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name, **data)
 
 
 logger = logging.getLogger("headwater.engine")
