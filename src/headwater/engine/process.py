@@ -81,18 +81,21 @@ def main(argument: str) -> int:
     """Execute the command; returns the exit code of its error, or 0."""
     command = msgspec.json.decode(argument, type=EngineCommand)
     data = Path(command.data).absolute()
-    _log_to_file(data)
-    ended = _stop_event()
+    if data.exists():
+        (data / "engine").mkdir(exist_ok=True)
+        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(filename=data / "engine" / "engine.log", level=logging.INFO, format=form)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    execute = {"check": _dry_run, "replay": _replay}.get(command.work, _run)
     try:
-        if command.work == "check":
-            return _dry_run(command, data)
-        return (_replay if command.work == "replay" else _run)(command, data, ended)
+        execute(command, data, _stop_event())
     except HeadwaterError as error:
         _print_message({"error": error.problem()})
         return error.exit_code
+    return 0
 
 
-def _run(command: EngineCommand, data: Path, ended: threading.Event) -> int:
+def _run(command: EngineCommand, data: Path, ended: threading.Event) -> None:
     profile = command.load_profile()
     spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
     with _lock_data_folder(data), _open_context(profile, data, spark, ended) as context:
@@ -109,7 +112,6 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event) -> int:
         finally:
             engine.stop()
             spark.stop()
-    return 0
 
 
 def _watch(engine: Engine, ended: threading.Event) -> None:
@@ -199,7 +201,7 @@ def _report_when_running(data: Path, spark: Spark) -> None:
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 
 
-def _dry_run(command: EngineCommand, data: Path) -> int:
+def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
     folder = data / "engine" if data.exists() else Path(os.devnull).parent
     spark = Spark(folder, _spark_settings(Profile("embedded")), Path(command.app))
     profile = command.load_profile()
@@ -211,10 +213,9 @@ def _dry_run(command: EngineCommand, data: Path) -> int:
             _print_message({"checked": checked})
     finally:
         spark.stop()
-    return 0
 
 
-def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> int:
+def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> None:
     profile = command.load_profile()
     spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
     graph = load_app(command.app).resolve()
@@ -232,7 +233,6 @@ def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> int:
                     _print_message({"replayed": result})
     finally:
         spark.stop()
-    return 0
 
 
 def _print_message(document: dict[str, Any]) -> None:
@@ -282,14 +282,6 @@ def _lock_data_folder(data: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _log_to_file(data: Path) -> None:
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    if data.exists():
-        (data / "engine").mkdir(exist_ok=True)
-        logging.basicConfig(filename=data / "engine" / "engine.log", level=logging.INFO, format=form)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

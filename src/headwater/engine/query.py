@@ -32,6 +32,11 @@ from headwater.store import ViewTable
 
 __all__ = ["OffsetBounds", "Query", "check_gap", "rebuild_error"]
 
+logger = logging.getLogger("headwater.engine")
+# Held while one query starts: Spark gives the Python process of an input only ten seconds to start, which several
+# queries at once would exceed.
+_start_lock = threading.Lock()
+
 
 def check_gap(
     log: TimedLog,
@@ -95,12 +100,6 @@ def rebuild_error(
     """Returns an error that ends a pipeline until its view is rebuilt; other pipelines need another name."""
     fix = f"headwater run --rebuild {pipeline.name}" if pipeline.kind is PipelineKind.VIEW else "give it another name"
     return kind(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name, **data)
-
-
-logger = logging.getLogger("headwater.engine")
-# Held while one query starts: Spark gives the Python process of an input only ten seconds to start, which several
-# queries at once would exceed.
-_start_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
