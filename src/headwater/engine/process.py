@@ -202,17 +202,18 @@ def _report_when_running(data: Path, spark: Spark) -> None:
 
 
 def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
-    folder = data / "engine" if data.exists() else Path(os.devnull).parent
-    spark = Spark(folder, _spark_settings(Profile("embedded")), Path(command.app))
-    profile = command.load_profile()
-    checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
-    try:
-        graph = load_app(command.app).resolve()
-        log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
-        for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url):
-            _print_message({"checked": checked})
-    finally:
-        spark.stop()
+    with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch:
+        folder = data / "engine" if data.exists() else Path(scratch)  # a plan does not create the data folder
+        spark = Spark(folder, _spark_settings(Profile("embedded")), Path(command.app))
+        profile = command.load_profile()
+        checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
+        try:
+            graph = load_app(command.app).resolve()
+            log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
+            for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url):
+                _print_message({"checked": checked})
+        finally:
+            spark.stop()
 
 
 def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> None:
