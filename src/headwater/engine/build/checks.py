@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.engine.build.inputs import Input, RowBehaviour
-from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY, Mode
+from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY, Mode, scala_items
 from headwater.engine.source.visible_rows import HIDDEN_COLUMNS
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Pipeline, PipelineKind
@@ -83,7 +83,7 @@ def prune_columns(
 def _read_attributes(plan: Any, wanted: set[str]) -> Iterator[str | None]:
     """Yields the attributes that a plan reads from its leaves; None if a step does not tell."""
     name = plan.nodeName()
-    children = [plan.children().apply(number) for number in range(plan.children().size())]
+    children = scala_items(plan.children())
     if not children:
         yield from wanted & _parse_attributes(plan.outputSet()) if _LEAF in name else ()
         return
