@@ -46,7 +46,7 @@ _SAME_NAME: Final = (
     "security.protocol",
     "ssl.endpoint.identification.algorithm",
 )
-_FILES: Final = {"ssl.ca.location": ("ssl.truststore.location", "ssl.truststore.type")}
+_CA_FILE: Final = "ssl.ca.location"
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -80,9 +80,8 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
         found["sasl.mechanism"] = mechanism
         found["sasl.jaas.config"] = f"{_LOGIN_MODULES[mechanism]} required {login};"
     for name, value in given.items():
-        if name in _FILES:
-            location, kind = _FILES[name]
-            found |= {location: value, kind: "PEM"}
+        if name == _CA_FILE:
+            found |= {"ssl.truststore.location": value, "ssl.truststore.type": "PEM"}
         elif name in _SAME_NAME:
             found[name] = value
         else:
@@ -92,9 +91,9 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
 
 def _setting_error(setting: str) -> BadSettingError:
     what = f"real-time mode cannot use {setting} of the log's address"
-    supported = ", ".join((*_SAME_NAME, *_FILES))
+    supported = ", ".join((*_SAME_NAME, _CA_FILE))
     detail = f"Spark's source uses Kafka's Java client; supported settings of the address: {supported}"
-    return BadSettingError(what, detail=detail, fix='remove the setting, or latency="realtime"')
+    return BadSettingError(what, detail=detail, fix='remove the setting, or latency="realtime"', setting=setting)
 
 
 JARS: Final = {
@@ -196,19 +195,15 @@ def decode_records(records: DataFrame, input_: Input) -> DataFrame:
     event = F.from_json(F.col("value").cast("string"), wanted, {"columnNameOfCorruptRecord": _CORRUPT})
     rows = records.select(event.alias("event"), "value", "timestamp", "headers")
     rows = rows.where(F.col("value").isNotNull() & F.col(f"event.{_CORRUPT}").isNull())
+    columns = {kind.name: F.col("event").getField(kind.name) for kind in kinds}
     for kind in kinds:
         if not kind.nullable:
-            rows = rows.where(_field(kind.name).isNotNull())
+            rows = rows.where(columns[kind.name].isNotNull())
     header = F.filter("headers", lambda header: header["key"] == "hw.occurred_at")
     occurred = F.try_to_timestamp(F.try_element_at(header, F.lit(1))["value"].cast("string"))
-    columns = {name: _field(name) for name in input_.topic.schema.names}
     own = [columns[input_.time]] if input_.time in columns else []
     columns[input_.time] = F.coalesce(*own, occurred, F.col("timestamp"))
     return rows.select(*(columns[name].alias(name) for name in input_.schema.names))
-
-
-def _field(name: str) -> Column:
-    return F.col("event").getField(name)
 
 
 def encode_records(rows: DataFrame, pipeline: Pipeline, topic: Topic) -> DataFrame:
