@@ -23,7 +23,7 @@ _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 def test_a_cluster_without_checkpoints_is_refused(tmp_path: Path):
     with pytest.raises(BadSettingError) as caught:
         _checkpoint_folder(Profile("prod", spark=CLUSTER), Spark(tmp_path))
-    assert "spark://m:7077" in caught.value.what
+    assert caught.value.data["setting"] == "checkpoints"
     assert _checkpoint_folder(Profile("embedded"), Spark(tmp_path)) is None
 
 

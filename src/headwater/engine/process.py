@@ -33,7 +33,7 @@ from headwater.engine.dry_run import dry_run
 from headwater.engine.engine import Engine
 from headwater.engine.failpoints import failpoint
 from headwater.engine.replay import replay
-from headwater.engine.spark.session import Spark, SparkSettings, watch_jvm
+from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.errors import BadSettingError, HeadwaterError, LockedError, UnreachableError
 from headwater.events import SystemClock
 from headwater.pipelines import PipelineKind
@@ -174,7 +174,8 @@ def _checkpoint_folder(profile: Profile, spark: Spark) -> CheckpointFolder | Non
         if not profile.spark.resolve().startswith("local"):
             what = f"the workers of {profile.spark} cannot access the data folder"
             fix = 'checkpoints = "/a/shared/folder", or "s3a://bucket/checkpoints"'
-            raise BadSettingError(what, detail="driver and workers must both access the checkpoints", fix=fix)
+            detail = "driver and workers must both access the checkpoints"
+            raise BadSettingError(what, detail=detail, fix=fix, setting="checkpoints")
         return None
     address = profile.checkpoints.resolve()
     if _needs_hadoop(profile):
@@ -192,7 +193,7 @@ def _report_when_running(data: Path, spark: Spark) -> None:
 
     def wait() -> None:
         try:
-            watch_jvm(spark, JAVA_PATIENCE.number())
+            spark.watch(JAVA_PATIENCE.number())
             state = EngineStatus("running", SystemClock().micros(), pid=os.getpid())
         except HeadwaterError as error:
             state = EngineStatus("failed", SystemClock().micros(), error.what, os.getpid())

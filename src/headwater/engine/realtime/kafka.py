@@ -179,8 +179,13 @@ def _jvm(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm
 
 
-RECORD: Final = "key binary, value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
-"""The columns of Spark's Kafka source that are used."""
+RECORD: Final = {
+    "key": "binary",
+    "value": "binary",
+    "timestamp": "timestamp",
+    "headers": "array<struct<key: string, value: binary>>",
+}
+"""The columns of Spark's Kafka source that are used, with their types."""
 _CORRUPT: Final = "_hw_bad"
 _TIME_FORMAT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 _UNQUOTED_TYPES: Final = (T.IntegralType, T.BooleanType)

@@ -168,6 +168,7 @@ class TaskSlots:
                     location=pipeline.location,
                     setting=SPARK_CORES.name,
                     partitions=REALTIME_PARTITIONS.variable,
+                    needed=wanted,
                 )
             self._reserved[pipeline.name] = needed
 
@@ -214,8 +215,7 @@ class RealtimeQuery(Query):
         self._session = spark.newSession()
         self._session.conf.set("spark.sql.shuffle.partitions", REALTIME_PARTITIONS.read())
         empty = self._session.readStream.format("rate").load()
-        columns = [part.strip().split(" ", 1) for part in RECORD.split(", ", 3)]
-        records = empty.select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns))
+        records = empty.select(*(F.lit(None).cast(kind).alias(name) for name, kind in RECORD.items()))
         rows = call_function(pipeline, {input_.name: decode_records(records, input_)})
         require_realtime(rows, pipeline)
         plan = plan_analysis.plan_of(rows)

@@ -20,7 +20,6 @@ from headwater.log.storage.frame import LOWEST_TIME, Frame
 
 __all__ = ["BatchPacer", "Span", "plan_batch", "split_into_tasks", "watermark_at"]
 
-_MAX_WAIT = 1.0  # seconds
 _MAX_PAUSE = 5.0  # seconds
 _PRESSURE_FILE = Path("/proc/pressure/cpu")
 
@@ -43,7 +42,7 @@ class BatchPacer:
         wait: The longest wait in seconds; Spark can stop the query only between two waits.
     """
 
-    def __init__(self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float = _MAX_WAIT) -> None:
+    def __init__(self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float) -> None:
         self._number = number
         self._wait = wait
         self._waiter = log.watch_event_times(topics) if number == 0 and wait else None

@@ -187,7 +187,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_rows = int(options["rows"])
         self._cores = int(options["cores"])
         self._skips_file = options["skips"]
-        self._start = {int(partition): offset for partition, offset in json.loads(options["start"]).items()}
+        self._start = msgspec.json.decode(options["start"], type=dict[int, int])
         self._number = int(options["number"])
         self._pacer_options = json.loads(options["pace"])
         self._alignment_file = options["decided"]
@@ -196,8 +196,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._alignment: AlignedInput | None = None
         self._pacer: BatchPacer | None = None
         self._packer = BatchPacker(**json.loads(options["packing"])) if options["packing"] else None
-        ends = {int(partition): offset for partition, offset in json.loads(options["end"]).items()}
-        self._target: dict[int, int] | None = ends or None
+        self._target = msgspec.json.decode(options["end"], type=dict[int, int]) or None
 
     # -- planning ------------------------------------------------------------------------------------------------
 
