@@ -55,7 +55,7 @@ class ParquetFolder:
         >>> folder = ParquetFolder(Path(tempfile.mkdtemp(), "orders"))
         >>> folder.stage(0, pa.table({"id": [1, 2]}))
         >>> folder.publish(LedgerEntry("orders@1", 0, 1, (), None, committed_at=0))
-        >>> [(path.name, pq.read_table(path).num_rows) for path in folder.files()]
+        >>> [(path.name, pq.read_table(path).num_rows) for path in folder.path.glob("*.parquet")]
         [('part-00000000.parquet', 2)]
     """
 
@@ -81,13 +81,6 @@ class ParquetFolder:
         rows = pq.read_metadata(file).num_rows if file.exists() else 0
         manifest_entry = ManifestEntry(entry.query, entry.batch, file.name if rows else None, rows, entry.ranges())
         _DISK.write_file(target, msgspec.json.encode(manifest_entry))
-
-    def files(self) -> Iterator[Path]:
-        """Yields the files that the manifest names, in batch order."""
-        for path in sorted((self.path / _MANIFEST).glob("*.json")):
-            entry = msgspec.json.decode(path.read_bytes(), type=ManifestEntry, strict=False)
-            if entry.file is not None:
-                yield self.path / entry.file
 
     def _file(self, batch: int) -> Path:
         return self.path / f"part-{batch:08}.parquet"
