@@ -233,7 +233,7 @@ class QueryDirectory:
         self._local.mkdir(parents=True, exist_ok=True)
         for file in (self.pacing_file, self.barrier_file):
             file.write_bytes(bytes(inputs))  # one byte per input
-        for path in self._local.glob("*.decided"):
+        for path in self._local.glob("*.decided"):  # no reader may follow one that has ended
             path.unlink()
         if manifest != self.load_manifest():
             self._shared.write("made.json", msgspec.json.format(msgspec.json.encode(manifest), indent=2))

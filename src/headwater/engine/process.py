@@ -57,7 +57,7 @@ class EngineCommand(msgspec.Struct, frozen=True):
         rebuild: The views to rebuild.
         since: The offset or time, as text, from which a rebuild reads.
         names: The pipelines to replay; all, if empty.
-        rows: The approximate number of events in a batch of a replay.
+        rows: The approximate number of events in a batch of a replay; 100,000, if 0.
         profile: The name of the profile; embedded, if empty.
         here: The folder in which the file of profiles is searched.
     """
@@ -122,7 +122,7 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
     """
     reported: set[str] = set()
     while not ended.wait(_POLL_INTERVAL):
-        with contextlib.suppress(LockedError, UnreachableError):
+        with contextlib.suppress(LockedError, UnreachableError):  # unknown until the store answers
             engine.context.check_owner()
         for name, supervisor in engine.supervisors.items():
             if supervisor.error is not None and name not in reported:
@@ -270,6 +270,7 @@ def _stop_event() -> threading.Event:
 def _lock_data_folder(data: Path) -> Iterator[None]:
     """Lock the data folder for one engine; the kernel releases the lock when the process ends."""
     (data / "engine").mkdir(parents=True, exist_ok=True)
+    # Python's descriptors are not inherited, so a Java process that outlives the engine does not hold the lock.
     handle = os.open(data / "engine" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

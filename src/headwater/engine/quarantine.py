@@ -109,6 +109,7 @@ def _to_frame(session: SparkSession, input_: Input, candidates: Sequence[Candida
     mine = [some.batch for some in candidates if some.input_ is input_]
     rows = [visible.rows(batch, np.ones(batch.values.num_rows, bool)) for batch in mine]
     frame = session.createDataFrame(pa.Table.from_batches(rows, input_.schema))
+    # Operators look for the column that is marked as event time.
     return frame.withMetadata(input_.time, {WATERMARK_DELAY_KEY: 0})
 
 

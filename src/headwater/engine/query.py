@@ -208,6 +208,7 @@ class Query:
             log.open_topic(topic)  # on Kafka, this starts tracking event time
         self.directory.write_skips(self._topics, store.skips(query_id))
         last = store.last_entry(query_id)
+        # Before the positions are read: a torn plan has none.
         for name in mend(self.directory.checkpoint, last.batch if last else -1):
             logger.warning("%s: %s of the checkpoint was incomplete and is planned again", query_id, name)
         positions = next_offsets(self.directory.checkpoint, list(self.starts), self.starts)
@@ -236,7 +237,7 @@ class Query:
         self._started.wait()  # Spark may call before `start` has set `_running`
         try:
             sink.process_batch(frame, batch, ObservedRows(self._running))
-        except BaseException as error:
+        except BaseException as error:  # also a CrashError
             self.failure = error
             message = "the batch was not committed"
             raise RuntimeError(message) from error

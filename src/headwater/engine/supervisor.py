@@ -50,8 +50,8 @@ logger = logging.getLogger("headwater.engine")
 _MAX_FAILURES: Final = 4
 _FAILURE_WINDOW: Final = timedelta(minutes=1)
 _BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=2.5))
-_BUSY_DELAY: Final = 2.0
-_STOP_TIMEOUT: Final = 60.0
+_BUSY_DELAY: Final = 2.0  # seconds
+_STOP_TIMEOUT: Final = 60.0  # seconds
 _PERMANENT_ERRORS: Final = (
     UsageError,
     DataError,
@@ -115,6 +115,7 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
     # A DamagedError about state is permanent only if the state cannot be computed again.
     if (not can_rebuild) if state_lost else isinstance(failure, _PERMANENT_ERRORS):
         return Reaction.GIVE_UP
+    # A message can name lost state as well, as the consequence of a server or process that did not answer.
     if isinstance(source_error(failure) or failure, UnreachableError):
         return Reaction.WAIT_FOR_SERVER
     if _WORKER_START_TIMEOUT in text:
@@ -265,7 +266,8 @@ class PipelineSupervisor:
         Raises:
             FencedError: Another driver has taken over the pipelines.
         """
-        if isinstance(failure, FencedError):  # by a newer driver; or by an older one that has not noticed yet: retry
+        if isinstance(failure, FencedError):
+            # If a newer driver has fenced this one, the check raises. Otherwise an older one has not ended yet: retry.
             with contextlib.suppress(UnreachableError):
                 self._context.check_owner()
         view = self.pipeline.kind is PipelineKind.VIEW
@@ -348,6 +350,7 @@ class PipelineSupervisor:
         self._report_state("failed", error.what, error)
 
     def _on_commit(self) -> None:
+        # Called in a thread of Spark, while the thread of this supervisor waits for the query.
         self._restarts.reset()
         self._unreachable_since = None
         if self._versions.on_commit():

@@ -161,6 +161,7 @@ _ROW_PRESERVING: Final = (
 )
 """Steps each of whose rows comes from one row of the step below."""
 _BRANCH_SHIFT: Final = 48
+"""The bits of `PARTITION` from this one up hold the number of a branch of a union; see `INPUT_SHIFT`."""
 
 
 def tag_input(frame: DataFrame, number: int) -> DataFrame:

@@ -174,7 +174,7 @@ class TaskSlots:
 
 
 _MAX_REQUEST_BYTES: Final = str(8 << 20)
-_POLL_INTERVAL: Final = 0.1
+_POLL_INTERVAL: Final = 0.1  # seconds
 _UNSUPPORTED: Final = "STREAMING_REAL_TIME_MODE"
 
 

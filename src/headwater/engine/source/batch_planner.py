@@ -28,8 +28,8 @@ class BatchPacer:
     """Coordinates the inputs of one query: the first input waits on behalf of all.
 
     Spark asks each input in turn for new offsets, and asks again at once if there are none. So the first input waits
-    until a topic of the query changes, and then lets one round of requests pass, in any order. Each input records in a
-    shared file whether it stopped before its topic's end; while one did, no input waits.
+    until a topic of the query changes. It does not wait in the next round, because Spark may ask the inputs in any
+    order. Each input records in a shared file whether it stopped before its topic's end; while one did, no input waits.
 
     After a batch that reached the end, the first input pauses for the duration of the batch times the CPU pressure. So
     an idle machine has low latency, and a busy one runs fewer and larger batches.
@@ -81,11 +81,11 @@ def _cpu_pressure() -> float:
     try:
         fields = _PRESSURE_FILE.read_text().split()
         return float(fields[1].removeprefix("avg10=")) / 100
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError):  # a kernel without pressure stall information
         return min(1.0, max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 0.5))
 
 
-_SINGLE_TASK_ROWS = 20_000
+_SINGLE_TASK_ROWS = 20_000  # up to this size a second task costs more than it saves
 _MAX_BATCH_BYTES = 96 << 20  # bounds the memory of a batch of large events
 _MILLISECOND = 1_000
 _MICROSECOND = timedelta(microseconds=1)
@@ -151,6 +151,7 @@ def _plan_by_event_time(
     topic: TimedTopic, positions: Mapping[int, int], ends: Mapping[int, int], rows: int
 ) -> tuple[dict[int, int], dict[int, int], bool]:
     reached, max_event_times = dict(positions), {}
+    # Partition numbers differ, so the heap never compares frames.
     waiting: list[tuple[int, int, Frame, Iterator[Frame]]] = []
     for number, position in positions.items():
         headers = topic.partitions[number].frame_headers(position, ends[number])
@@ -181,6 +182,7 @@ def split_into_tasks(
     total = sum(span.end - span.start for span in spans)
     if total <= _SINGLE_TASK_ROWS or cores == 1:
         return [spans]
+    # About two pieces per task: frames differ in size, and smaller pieces balance better.
     pieces = [piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))]
     loads: list[tuple[int, int, list[Span]]] = [(0, number, []) for number in range(cores)]
     for piece in sorted(pieces, key=lambda piece: piece.start - piece.end):  # largest first, to the least loaded task

@@ -239,6 +239,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         watermark = watermark_at(max_event_times, self._visible.lateness, topic.definition.lateness)
         same = all(end == positions.get(number, 0) for number, end in ends.items())
         same = same and watermark <= start["w"]
+        # The watermark never goes back, although a partition that was added later begins without event time.
         reached = start if same else self._offset(ends, max(watermark, start["w"]))
         if self._alignment_file:
             self._alignment = self._alignment or AlignedInput(Path(self._alignment_file))
@@ -277,6 +278,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _logs[self._log_url]
 
     def __getstate__(self) -> dict[str, Any]:
+        # Memory maps and watchers belong to the planning process; workers only read.
         return {**self.__dict__, "_pacer": None, "_alignment": None, "_barrier": None}
 
     # -- reading -------------------------------------------------------------------------------------------------

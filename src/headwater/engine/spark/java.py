@@ -111,6 +111,7 @@ def _archive_path(java: Path, jars: Path) -> Path:
     return Path(sys.prefix, "share", "headwater", f"spark-{digest[:16]}.jsa")
 
 
+# The packages that Spark's own scripts open.
 _ADD_OPENS = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",

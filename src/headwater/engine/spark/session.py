@@ -38,8 +38,9 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 FIXED_CONF: Final[dict[str, str]] = {
     f"{_STATE}providerClass": _ROCKSDB,
     f"{_STATE}rocksdb.changelogCheckpointing.enabled": "true",
-    # stop() must return in the end. The sink reads the start of a batch from the offsets of the batch before.
+    # In milliseconds: stop() must return even if a batch hangs.
     f"{_STREAMING}stopTimeout": "30000",
+    # The sink reads the start of a batch from the offsets of the batch before.
     f"{_STREAMING}minBatchesToRetain": "100",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
@@ -51,6 +52,7 @@ FIXED_CONF: Final[dict[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     # How long a real-time query buffers rows between two stages, in milliseconds.
     "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "2",
+    # Nothing reads the history of executions and progress, which would occupy memory.
     "spark.sql.ui.retainedExecutions": "1",
     f"{_STREAMING}numRecentProgressUpdates": "2",
 }
@@ -210,7 +212,10 @@ class Spark:
 
 
 def _write_python_wrapper(folder: Path) -> Path:
-    """Write a script under the path of the workers' Python that starts the driver's Python: Spark has one setting."""
+    """Write a script that starts the driver's Python, under the path of the workers' Python.
+
+    Spark has one setting for both.
+    """
     python = folder / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
