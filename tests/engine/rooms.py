@@ -38,10 +38,10 @@ def started(
     clock = ManualClock(now)
     log = EventLog(folder, clock=clock, **log_options)
     store = open_store(store_url, folder, clock, partial(failpoint, "in-sink-commit"))
-    around = EngineContext(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
-    engine = Engine(app.resolve(), lambda: get_spark().session, around, rebuild)
+    context = EngineContext(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
+    engine = Engine(app.resolve(), lambda: get_spark().session, context, rebuild)
     engine.start()
-    world = World(engine, around, log, clock, app)
+    world = World(engine, context, log, clock, app)
     try:
         yield world
     finally:

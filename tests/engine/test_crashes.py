@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.engine.failpoints import _armed
 from headwater.testing import World, run
-from tests.engine.judging import (
+from tests.engine.oracle import (
     batch_rows,
     expected_counts,
     in_time,

@@ -19,7 +19,7 @@ from headwater.engine.replay import replay
 from headwater.errors import HeadwaterError
 from headwater.testing import World
 from headwater.testing.world import get_spark
-from tests.engine.judging import batch_rows, expected_counts, same_rows, view_table
+from tests.engine.oracle import batch_rows, expected_counts, same_rows, view_table
 from tests.engine.rooms import checkpoint, flip, newest, started
 from tests.faults.counts import times
 from tests.faults.images import copy_at_this_instant, mounted, require_mounts, small_disk

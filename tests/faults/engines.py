@@ -21,7 +21,7 @@ import pyarrow as pa
 import headwater as hw
 from headwater.log import EventLog
 from headwater.store import SqliteDialect, SqlStore, ViewReader
-from tests.engine.judging import Judged, judged
+from tests.engine.oracle import Judged, judged
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 APP = """
