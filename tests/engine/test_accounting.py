@@ -1,4 +1,4 @@
-"""What became of each event, found in the log: right for any frames, at a cost of the range alone."""
+"""The outcome of each event, from the log alone: for any frames, at a cost in proportion to the range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that are wrong and events that break them: a clear error or quarantine, and everybody else goes on."""
+"""Invalid functions and events on which functions fail: a clear error or quarantine, and other pipelines continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F15, in process: a query that dies at any named point goes on from its checkpoint, and nothing shows."""
+"""F15, in one process: a query that dies at a failpoint continues from its checkpoint with the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark keeps on disk is emptied, cut, deleted, flipped or edited between two runs; and who may write at all."""
+"""Spark's files are emptied, cut, deleted, flipped or edited between two runs; and a second engine takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's classes in an archive: Java writes it and takes it, and without it all goes on as before."""
+"""The archive of Spark's classes: Java writes and uses it, and starts without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an engine finds what a profile names."""
+"""Folders and settings that the engine process takes from a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any order, any copies, any cuts: the rows are those of one batch query over the events that are in time."""
+"""Any order, duplicates, division into batches: the rows equal one batch query over the events that are not late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines in real-time mode on a real Kafka, beside a query of DuckDB over what was sent, and what is refused."""
+"""Pipelines in real-time mode on a real Kafka, compared with DuckDB over the sent events; and refused pipelines."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ Messages for the parent go to standard output, one JSON document per line.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -36,6 +35,7 @@ from headwater.engine.replay import replay
 from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.errors import BadSettingError, HeadwaterError, LockedError, UnreachableError
 from headwater.events import SystemClock
+from headwater.log.storage.disk import Disk
 from headwater.pipelines import PipelineKind
 from headwater.profiles import Profile, read_profile
 from headwater.store.status import EngineStatus, write_engine_status
@@ -270,21 +270,19 @@ def _stop_event() -> threading.Event:
 def _lock_data_folder(data: Path) -> Iterator[None]:
     """Lock the data folder for one engine; the kernel releases the lock when the process ends."""
     (data / "engine").mkdir(parents=True, exist_ok=True)
-    # Python's descriptors are not inherited, so a Java process that outlives the engine does not hold the lock.
-    handle = os.open(data / "engine" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    # The descriptor is not inherited, so a Java process that outlives the engine does not hold the lock.
+    disk = Disk()
+    handle = disk.open(data / "engine" / "lock")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(handle, 32, 0).decode() or "?"
-        os.close(handle)
-        what = f"another engine runs the pipelines of {data}"
-        raise LockedError(what, detail=f"process {pid}", fix=f"kill {pid}", pid=pid) from None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
-    try:
+        if not disk.lock(handle, wait=False):
+            pid = disk.read(handle, 0, 32).decode() or "?"
+            what = f"another engine runs the pipelines of {data}"
+            raise LockedError(what, detail=f"process {pid}", fix=f"kill {pid}", pid=pid)
+        disk.truncate(handle, 0)
+        disk.write(handle, 0, str(os.getpid()).encode())
         yield
     finally:
-        os.close(handle)
+        disk.close(handle)
 
 
 if __name__ == "__main__":

@@ -128,10 +128,6 @@ class Input:
         fields += [pa.field(name, HIDDEN_COLUMNS[name]) for name in hidden]
         return pa.schema([field.with_nullable(True) for field in fields])
 
-    def visible_rows(self, lateness: int = -1) -> VisibleRows:
-        """Returns the selection of rows and columns from the log's batches."""
-        return VisibleRows(tuple(self.schema.names), self.time, self.ops, lateness, self.side)
-
 
 @dataclass(frozen=True)
 class InputOptions:
@@ -181,8 +177,8 @@ class InputOptions:
         return self.columns.get(input_.name, tuple(input_.schema.names))
 
     def visible_rows(self, input_: Input) -> VisibleRows:
-        """Returns the selection of rows and columns of an input, with the lateness of this query."""
-        return input_.visible_rows(self.lateness(input_))
+        """Returns the selection of rows and of all columns of an input, with the lateness of this query."""
+        return VisibleRows(tuple(input_.schema.names), input_.time, input_.ops, self.lateness(input_), input_.side)
 
 
 def stream_inputs(

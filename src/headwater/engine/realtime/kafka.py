@@ -134,8 +134,9 @@ def load_connector(spark: SparkSession, folder: str | None, report: Callable[[st
         # ADD JAR would add a jar to one thread of the driver only. The threads that receive results of tasks would not
         # know its classes, and the first batch would fail. The class loader of Spark itself serves all threads.
         loader = spark._jsparkSession.sharedState().jarClassLoader().getParent()
+        jvm: Any = spark.sparkContext._jvm
         for path in _local_jars(folder) if folder else [_fetch_jar(spark, *jar) for jar in JARS.items()]:
-            loader.addURL(_jvm(spark).java.io.File(path).toURI().toURL())
+            loader.addURL(jvm.java.io.File(path).toURI().toURL())
             spark.sparkContext._jsc.addJar(path)
 
 
@@ -150,7 +151,7 @@ def _local_jars(folder: str) -> list[str]:
 
 def _fetch_jar(spark: SparkSession, coordinate: str, checksum: str) -> str:
     """Returns the file of one jar in Ivy's cache, which Spark fills."""
-    jvm = _jvm(spark)
+    jvm: Any = spark.sparkContext._jvm
     try:
         uri = jvm.java.net.URI(f"ivy://{coordinate}?transitive=false")
         path = str(jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(uri).head())
@@ -173,10 +174,6 @@ def verify_jar(path: str, coordinate: str, checksum: str) -> str:
         detail = f"its SHA-256 is {found}, not {checksum}\n{path}"
         raise MissingConnectorError(what, detail=detail, fix=f"remove {path}, or {_FIX}", jar=coordinate)
     return path
-
-
-def _jvm(spark: SparkSession) -> Any:
-    return spark.sparkContext._jvm
 
 
 RECORD: Final = {
