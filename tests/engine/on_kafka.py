@@ -51,9 +51,9 @@ def on_kafka(
     """Run the app; without a store, its views are in the folder."""
     log = open_log(f"kafka://{address}", index_time=True, cache=folder / "pages")
     kept = store or SqlStore(SqliteDialect(folder / "store"))
-    around = EngineContext(folder, log, kept, SystemClock(), rows=rows, wait=0.2)
+    context = EngineContext(folder, log, kept, SystemClock(), rows=rows, wait=0.2)
     anew = {name: Rebuild() for name in rebuild}
-    engine = Engine(app.resolve(), lambda: get_spark().session, around, anew)
+    engine = Engine(app.resolve(), lambda: get_spark().session, context, anew)
     engine.start()
     world = OnKafka(engine, log, kept)
     try:

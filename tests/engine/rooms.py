@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from headwater.app import App
 from headwater.backends import open_store
 from headwater.engine.compatibility import Rebuild
@@ -38,10 +36,10 @@ def started(
     clock = ManualClock(now)
     log = EventLog(folder, clock=clock, **log_options)
     store = open_store(store_url, folder, clock, partial(failpoint, "in-sink-commit"))
-    around = EngineContext(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
-    engine = Engine(app.resolve(), lambda: get_spark().session, around, rebuild)
+    context = EngineContext(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
+    engine = Engine(app.resolve(), lambda: get_spark().session, context, rebuild)
     engine.start()
-    world = World(engine, around, log, clock, app)
+    world = World(engine, context, log, clock, app)
     try:
         yield world
     finally:
@@ -61,18 +59,8 @@ def newest(folder: Path) -> Path:
     return max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 
 
-def ledger(world: World, name: str) -> list[tuple[Any, ...]]:
-    """What the ledger says of a pipeline: batch and events of each."""
-    return [tuple(row) for row in world.client.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows]
-
-
 def flip(path: Path, place: Callable[[int], int]) -> None:
     """Change one bit of a file."""
     data = bytearray(path.read_bytes())
     data[place(len(data))] ^= 0x10
     path.write_bytes(bytes(data))
-
-
-def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows as a table."""
-    return pa.Table.from_pylist(rows)

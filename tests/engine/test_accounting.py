@@ -1,4 +1,4 @@
-"""What became of each event, found in the log: right for any frames, at a cost of the range alone."""
+"""The outcome of each event, from the log alone: for any frames, at a cost in proportion to the range."""
 
 from __future__ import annotations
 
@@ -129,4 +129,4 @@ def test_the_watermark_lags_by_a_batch_or_by_the_range_of_a_join(log: EventLog):
 
 
 _NEAR = (3 << 16) // 400
-"""How many frames of this size can lie between a landmark and what is looked for."""
+"""The number of frames of this size that can lie between a sparse index entry and the wanted frame."""

@@ -1,4 +1,4 @@
-"""Rows that come only when they are final are in time for the pipeline behind."""
+"""Rows that are emitted only when they are final are not late for the next pipeline."""
 
 from datetime import UTC, datetime, timedelta
 

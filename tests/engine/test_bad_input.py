@@ -1,4 +1,4 @@
-"""Functions that are wrong and events that break them: a clear error or quarantine, and everybody else goes on."""
+"""Invalid functions and events on which functions fail: a clear error or quarantine, and other pipelines continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
 from headwater.store import SqliteDialect, SqlStore, ViewReader
 from headwater.testing import World, run
-from tests.engine.judging import batch_rows, same_rows, stream_rows, view_table
+from tests.engine.oracle import batch_rows, same_rows, stream_rows, view_table
 from tests.faults.processes import until
 
 pytestmark = pytest.mark.spark
@@ -172,8 +172,8 @@ def test_a_topic_that_is_not_there_is_named():
     assert wrong.value.code == "UNKNOWN_INPUT"
 
 
-def poisoned() -> hw.App:
-    """One poison of each kind: v = 13."""
+def failing_app() -> hw.App:
+    """Pipelines that fail in different ways on an event with v = 13."""
     app = with_topics()
 
     @app.stream
@@ -210,7 +210,7 @@ def poisoned() -> hw.App:
 
 def test_events_on_which_code_fails_are_set_aside_and_the_rest_counts():
     """F23: raises, exits, takes too much memory, breaks a SQL expression."""
-    app = poisoned()
+    app = failing_app()
     with run(app, now=T0) as world:
         world.send("a", *(row(i, 13 if i == 5 else i) for i in range(8)))
         world.settle()

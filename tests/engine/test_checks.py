@@ -30,8 +30,7 @@ def refused(check: Callable[..., Any], *given: Any, **options: Any) -> BadPipeli
 )
 def test_functions_that_change_their_value_are_refused(function: str, fix: str | None):
     error = refused(checks.refuse_nondeterminism, VIEW, f"Project [id#1, {function}(5) AS x#2]")
-    assert f"{function}()" in error.what
-    assert error.fix == fix
+    assert (error.data["function"], error.fix) == (function, fix)
 
 
 def test_names_that_only_look_like_such_functions_are_accepted():
@@ -40,22 +39,22 @@ def test_names_that_only_look_like_such_functions_are_accepted():
 
 def test_a_join_side_that_waits_for_ever_is_refused():
     checks.refuse_unbounded_join(VIEW, [("left", 0), ("right", 60_000)])
-    assert "right side" in refused(checks.refuse_unbounded_join, VIEW, [("left", 0), ("right", None)]).what
+    assert refused(checks.refuse_unbounded_join, VIEW, [("left", 0), ("right", None)]).data["side"] == "right"
 
 
 def test_state_over_changing_rows_is_refused():
     checks.refuse_changing_rows(VIEW, (orders(), view("a", RowBehaviour.FINAL), view("b", RowBehaviour.OPEN)))
-    assert '"totals"' in refused(checks.refuse_changing_rows, VIEW, (orders(), view("totals"))).what
+    assert refused(checks.refuse_changing_rows, VIEW, (orders(), view("totals"))).data["view"] == "totals"
 
 
 def test_steps_after_corrections_are_refused():
     checks.refuse_following_steps(VIEW, [])
-    assert "hw.sessions" in refused(checks.refuse_following_steps, VIEW, ["hw.sessions"]).what
+    assert refused(checks.refuse_following_steps, VIEW, ["hw.sessions"]).data["operator"] == "hw.sessions"
 
 
 def test_a_stream_cannot_take_corrections():
     checks.refuse_corrections(VIEW, "hw.join_as_of")
-    assert "hw.join_as_of" in refused(checks.refuse_corrections, STREAM, "hw.join_as_of").what
+    assert refused(checks.refuse_corrections, STREAM, "hw.join_as_of").data["operator"] == "hw.join_as_of"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,8 @@ def test_a_view_shows_rows_early_and_a_stream_writes_final_ones(
             assert checks.choose_mode(given, **options) == mode
 
 
-@pytest.mark.parametrize(("names", "named"), [(["id", "n", "n"], '"n"'), (["n"], '"id"')])
-def test_columns_are_unique_and_include_the_key(names: list[str], named: str):
+@pytest.mark.parametrize(("names", "column"), [(["id", "n", "n"], "n"), (["n"], "id")])
+def test_columns_are_unique_and_include_the_key(names: list[str], column: str):
     checks.check_columns(VIEW, pa.schema([("id", pa.int32()), ("n", pa.int32())]))
-    assert named in refused(checks.check_columns, VIEW, pa.schema([(name, pa.int32()) for name in names])).what
+    schema = pa.schema([(name, pa.int32()) for name in names])
+    assert refused(checks.check_columns, VIEW, schema).data["column"] == column

@@ -81,11 +81,11 @@ class Model:
 
     def asked(self, sql: str, orders: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
         """What DuckDB says of the rows there are."""
-        judge = duckdb.connect(":memory:")
+        database = duckdb.connect(":memory:")
         for name, rows in self.tables.items():
-            judge.register(name, pa.Table.from_pylist(list(rows.values()), SCHEMAS[name]))
-        judge.register("orders", pa.Table.from_pylist(orders or [], SCHEMAS["orders"]))
-        return judge.sql(f"{sql} order by 1").to_arrow_table().to_pylist()
+            database.register(name, pa.Table.from_pylist(list(rows.values()), SCHEMAS[name]))
+        database.register("orders", pa.Table.from_pylist(orders or [], SCHEMAS["orders"]))
+        return database.sql(f"{sql} order by 1").to_arrow_table().to_pylist()
 
 
 @pytest.fixture(scope="module")

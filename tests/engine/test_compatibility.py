@@ -71,11 +71,12 @@ def test_the_notes_name_what_was_and_what_is():
 
 
 @pytest.mark.parametrize(
-    ("verdict", "fix"), [("rebuild", "headwater run --rebuild big"), ("refused", "give it another name")]
+    ("verdict", "kind", "fix"),
+    [("rebuild", VIEW, "headwater run --rebuild big"), ("refused", STREAM, "give it another name")],
 )
-def test_a_query_that_cannot_continue_says_what_to_do(verdict: Any, fix: str):
+def test_a_query_that_cannot_continue_says_what_to_do(verdict: Any, kind: PipelineKind, fix: str):
     with pytest.raises(StateChangedError) as caught:
-        require_compatible(pipeline(), Compatibility(verdict, ("changed: key",)))
+        require_compatible(pipeline(kind), Compatibility(verdict, ("changed: key",)))
     assert (caught.value.fix, caught.value.data) == (fix, {"pipeline": "big"})
     assert str(caught.value.detail).startswith("changed: key\n")
 

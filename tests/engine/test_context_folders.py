@@ -1,4 +1,4 @@
-"""Where checkpoints lie: the same by path and by URL, also under a scheme that no Python file function understands."""
+"""Checkpoint folders behave the same by path and by URL, also with a scheme that only Hadoop can open."""
 
 from __future__ import annotations
 

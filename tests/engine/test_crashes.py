@@ -1,4 +1,4 @@
-"""F15, in process: a query that dies at any named point goes on from its checkpoint, and nothing shows."""
+"""F15, in one process: a query that dies at a failpoint continues from its checkpoint with the same result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.engine.failpoints import _armed
 from headwater.testing import World, run
-from tests.engine.judging import (
+from tests.engine.oracle import (
     batch_rows,
     expected_counts,
     in_time,

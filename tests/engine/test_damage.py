@@ -1,4 +1,4 @@
-"""What Spark keeps on disk is emptied, cut, deleted, flipped or edited between two runs; and who may write at all."""
+"""Spark's files are emptied, cut, deleted, flipped or edited between two runs; and a second engine takes over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.engine.replay import replay
 from headwater.errors import HeadwaterError
 from headwater.testing import World
 from headwater.testing.world import get_spark
-from tests.engine.judging import batch_rows, expected_counts, same_rows, view_table
+from tests.engine.oracle import batch_rows, expected_counts, same_rows, view_table
 from tests.engine.rooms import checkpoint, flip, newest, started
 from tests.faults.counts import times
 from tests.faults.images import copy_at_this_instant, mounted, require_mounts, small_disk

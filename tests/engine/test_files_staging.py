@@ -16,7 +16,7 @@ from headwater.backends import open_view_reader
 from headwater.engine.sink.files import Staging
 from headwater.store import Commit
 from headwater.testing.world import get_spark
-from tests.engine.judging import same_rows
+from tests.engine.oracle import same_rows
 from tests.engine.rooms import started
 from tests.services.postgres import Server, postgres
 

@@ -1,4 +1,4 @@
-"""What the source is told about each input."""
+"""The options of the source for each input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State at the sink that is gone or damaged is made anew from the log; one bad event stops no operator."""
+"""State at the sink that is missing or damaged is rebuilt from the log; one bad event stops no operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of a topic of changes through Spark: other pipelines read them as any table, at the time of each change."""
+"""Tables of a topic of changes, through Spark: other pipelines read them like any table, at the time of each change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any order, any copies, any cuts: the rows are those of one batch query over the events that are in time."""
+"""Any order, duplicates, division into batches: the rows equal one batch query over the events that are not late."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.testing import World, run
-from tests.engine.judging import (
+from tests.engine.oracle import (
     batch_rows,
     expected_counts,
     in_time,
-    judged,
     rows_from_changes,
     same_rows,
     stream_rows,
     view_table,
+    walk_events,
 )
 from tests.faults.counts import times
 
@@ -192,7 +192,7 @@ def _late_are_kept(world: World, app: hw.App) -> None:
     """Exactly the late events stand beside the result, each with its place."""
     found = world.client.sql("select partition, offset from hw_late where pipeline = 'tumbling'").rows
     log = world._context.log
-    late = [(e.partition, e.offset) for e in judged(log, "a") if e.behind > 10_000_000]
+    late = [(e.partition, e.offset) for e in walk_events(log, "a") if e.behind > 10_000_000]
     assert sorted(map(tuple, found)) == sorted(late)
     assert not world.client.sql("select 1 from hw_late where pipeline = 'hopping'").rows
 
@@ -213,7 +213,7 @@ def _duckdb_agrees(world: World) -> None:
 
 
 def test_an_event_dated_2099_is_used_and_moves_no_time():
-    """F41: the clock that is wrong by decades closes nobody's window."""
+    """F41: an event dated decades ahead closes no window."""
     app = small_shop()
     with run(app, now=T0 + timedelta(minutes=1)) as world:
         world.send("a", _row(1, 0), {"id": 2, "k": 1, "v": 1, "at": datetime(2099, 1, 1, tzinfo=UTC)})

@@ -1,4 +1,4 @@
-"""Pipelines in real-time mode on a real Kafka, beside a query of DuckDB over what was sent, and what is refused."""
+"""Pipelines in real-time mode on a real Kafka, compared with DuckDB over the sent events; and refused pipelines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Running:
         self.client = hw.Client(log, SystemClock())
         self.store = store
 
-    def keeper(self, name: str) -> PipelineSupervisor:
+    def supervisor(self, name: str) -> PipelineSupervisor:
         return self.engine.supervisors[name]
 
     def sql(self, text: str) -> list[Any]:
@@ -57,8 +57,8 @@ class Running:
 def running(app: hw.App, folder: Path, broker: Broker) -> Iterator[Running]:
     log = open_log(f"kafka://{broker.address}", index_time=True)
     store = SqlStore(SqliteDialect(folder / "store"))
-    around = EngineContext(folder, log, store, SystemClock(), realtime_batch=timedelta(seconds=5))
-    engine = Engine(app.resolve(), lambda: get_spark().session, around)
+    context = EngineContext(folder, log, store, SystemClock(), realtime_batch=timedelta(seconds=5))
+    engine = Engine(app.resolve(), lambda: get_spark().session, context)
     engine.start()
     try:
         yield Running(engine, log, store)
@@ -86,7 +86,7 @@ def records(broker: Broker, topic: str) -> list[tuple[bytes | None, dict[str, An
     return found
 
 
-def judged(query: str, sent: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def expected_rows(query: str, sent: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     plain = [row | {"price": str(row["price"])} for row in sent]
     orders = duckdb.sql("select unnest(?, recursive := true)", params=[plain])  # noqa: F841  (read by the query)
     return duckdb.sql(query).fetchall()
@@ -101,7 +101,7 @@ def has_large(broker: Broker, name: str, sent: list[dict[str, Any]]) -> bool:
     }
     expected = {
         (id_, shop, price, f"{at.isoformat(timespec='microseconds')}Z", v, str(id_).encode())
-        for id_, shop, price, at, v in judged(query, sent)
+        for id_, shop, price, at, v in expected_rows(query, sent)
     }
     assert found <= expected, found - expected
     return found == expected
@@ -110,7 +110,9 @@ def has_large(broker: Broker, name: str, sent: list[dict[str, Any]]) -> bool:
 def check_sums(broker: Broker, name: str, sent: list[dict[str, Any]]) -> None:
     """The newest row of each key is the sum of all that was sent."""
     newest = {key: (row["shop"], row["v"], row["n"]) for key, row in records(broker, f"sums_{name}")}
-    assert sorted(newest.values()) == sorted(judged("select shop, sum(v)::int, count(*) from orders group by 1", sent))
+    assert sorted(newest.values()) == sorted(
+        expected_rows("select shop, sum(v)::int, count(*) from orders group by 1", sent)
+    )
     assert {key for key in newest if key} == {row[0].encode() for row in newest.values()}
 
 
@@ -133,7 +135,7 @@ def test_sums_are_those_of_a_batch_query_and_go_on_after_a_failure(kafka: Broker
         world.engine.catch_up()
         check_sums(kafka, name, sent[:150])
         world.client.send_many(name, sent[150:])
-        query = world.keeper(f"sums_{name}").wait_until_running()
+        query = world.supervisor(f"sums_{name}").wait_until_running()
         assert query._running is not None
         query._running.stop()  # in the middle of a batch, as a failure would end it
         world.engine.catch_up()

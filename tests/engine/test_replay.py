@@ -36,9 +36,9 @@ def test_a_range_that_is_cut_elsewhere_gives_the_same_rows(tmp_path):
                 ),
             )
             world.settle()
-        around = world._context
+        context = world._context
         for name in ("revenue", "large"):
-            done = replay(get_spark().session, app.resolve(), app.pipelines[name], around, tmp_path / name, rows=40)
+            done = replay(get_spark().session, app.resolve(), app.pipelines[name], context, tmp_path / name, rows=40)
             assert done.same, done
             assert done.batches > 3
             assert done.events == 300

@@ -1,4 +1,4 @@
-"""How much a step keeps is told wherever it runs; in Spark by the worker with the bucket, with the batch's commit."""
+"""The size of an operator's state is reported on every host; in Spark, with the commit of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps with state one behind the other, and inputs that several of them read, through Spark."""
+"""Chains of stateful steps, and inputs that several of them read, through Spark."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import headwater as hw
 from headwater.log import EventLog
 from headwater.store import SqliteDialect, SqlStore, ViewReader
-from tests.engine.judging import Judged, judged
+from tests.engine.oracle import WalkedEvent, walk_events
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 APP = """
@@ -214,7 +214,7 @@ def compare(shop: Shop) -> int:
     log, store = EventLog(shop.data), SqlStore(SqliteDialect(shop.data / "store"))
     views, client = ViewReader(store), hw.connect(shop.data)
     try:
-        events = judged(log, "orders")
+        events = walk_events(log, "orders")
         used = [event.value for event in events if event.behind <= 20_000_000]
         _same_windows(views, used)
         _same_stream(client, [event.value for event in events])
@@ -288,7 +288,7 @@ def compare_operators(shop: Shop) -> int:
     log, store = EventLog(shop.data), SqlStore(SqliteDialect(shop.data / "store"))
     views = ViewReader(store)
     try:
-        events = judged(log, "orders")
+        events = walk_events(log, "orders")
         used = [event for event in events if event.behind <= 20_000_000]
         assert {row["k"]: (row["n"], row["total"]) for row in views.rows("at_sink")} == _totals(used)
         # An aggregate without a window waits for no time: to it, no event is late.
@@ -308,7 +308,7 @@ def compare_operators(shop: Shop) -> int:
         log.close()
 
 
-def _totals(events: list[Judged]) -> dict[int, tuple[int, int]]:
+def _totals(events: list[WalkedEvent]) -> dict[int, tuple[int, int]]:
     """How many events each key has, and the sum of their numbers."""
     found: dict[int, tuple[int, int]] = {}
     for event in events:
@@ -317,7 +317,7 @@ def _totals(events: list[Judged]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _same_order(views: ViewReader, used: list[Judged]) -> None:
+def _same_order(views: ViewReader, used: list[WalkedEvent]) -> None:
     """Numbers that events got in the order of time; those that still wait have none."""
     found = {row["seq"]: (row["k"], row["n"], row["total"]) for row in views.rows("in_order")}
     wanted = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from headwater.engine.context import EngineContext, QueryManifest
-from headwater.engine.query import OffsetBounds, Query
+from headwater.engine.query import OffsetBounds, Query, rebuild_error
 from headwater.errors import StateChangedError
 from headwater.log import Start
 from headwater.pipelines import Pipeline, PipelineKind
@@ -82,19 +82,10 @@ def require_compatible(pipeline: Pipeline, compatibility: Compatibility) -> None
     """
     if compatibility.continues:
         return
-    view = compatibility.verdict == "rebuild"
-    effect = (
-        "a rebuild reads the log from its start, beside the current view, and then replaces it"
-        if view
-        else "rows that a stream has written stay"
-    )
-    raise StateChangedError(
-        f"{pipeline} has changed since its last run, and its state does not match",
-        detail="\n".join((*compatibility.notes, effect)),
-        fix=f"headwater run --rebuild {pipeline.name}" if view else "give it another name",
-        location=pipeline.location,
-        pipeline=pipeline.name,
-    )
+    rebuilt = "a rebuild reads the log from its start, beside the current view, and then replaces it"
+    effect = rebuilt if pipeline.kind is PipelineKind.VIEW else "rows that a stream has written stay"
+    what = f"{pipeline} has changed since its last run, and its state does not match"
+    raise rebuild_error(StateChangedError, pipeline, what, "\n".join((*compatibility.notes, effect)))
 
 
 def choose_start(

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from headwater.errors import FencedError, UnreachableError
 from headwater.events import Clock
 from headwater.log.protocol import TimedLog
+from headwater.log.storage.disk import Disk
 from headwater.profiles import redact
 from headwater.store import SideOutput, Store
 
@@ -92,12 +93,7 @@ class LocalFolder:
         """Replace a file atomically: after a crash it is the old one or the new one."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        Disk().write_file(path, data)
 
     def sync(self) -> None:
         """Sync the whole file system of this folder to disk; Spark itself never syncs a file."""
@@ -237,7 +233,7 @@ class QueryDirectory:
         self._local.mkdir(parents=True, exist_ok=True)
         for file in (self.pacing_file, self.barrier_file):
             file.write_bytes(bytes(inputs))  # one byte per input
-        for path in self._local.glob("*.decided"):
+        for path in self._local.glob("*.decided"):  # no reader may follow one that has ended
             path.unlink()
         if manifest != self.load_manifest():
             self._shared.write("made.json", msgspec.json.format(msgspec.json.encode(manifest), indent=2))

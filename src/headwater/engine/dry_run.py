@@ -5,6 +5,7 @@ It finds errors that Spark otherwise raises only in the first batch.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,8 +51,8 @@ def dry_run(
     with (
         tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch,
         EventLog(scratch) as log,
+        contextlib.closing(SqlStore(SqliteDialect(Path(scratch, "store")), clock)) as store,
     ):
-        store = SqlStore(SqliteDialect(Path(scratch, "store")), clock)
         context = EngineContext(log.folder, log, store, clock, wait=0.02, dry_run_log=log_url or log.url)
         engine = Engine(graph, spark, context)
         engine.start()
@@ -63,7 +64,6 @@ def dry_run(
                 yield _check_pipeline(engine, pipeline.name, manifests)
         finally:
             engine.stop()
-            store.close()
 
 
 def _check_pipeline(engine: Engine, name: str, manifests: CheckpointFolder) -> PipelineCheck:

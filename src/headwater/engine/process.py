@@ -7,7 +7,6 @@ Messages for the parent go to standard output, one JSON document per line.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -33,9 +32,10 @@ from headwater.engine.dry_run import dry_run
 from headwater.engine.engine import Engine
 from headwater.engine.failpoints import failpoint
 from headwater.engine.replay import replay
-from headwater.engine.spark.session import Spark, SparkSettings, watch_jvm
+from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.errors import BadSettingError, HeadwaterError, LockedError, UnreachableError
 from headwater.events import SystemClock
+from headwater.log.storage.disk import Disk
 from headwater.pipelines import PipelineKind
 from headwater.profiles import Profile, read_profile
 from headwater.store.status import EngineStatus, write_engine_status
@@ -57,7 +57,7 @@ class EngineCommand(msgspec.Struct, frozen=True):
         rebuild: The views to rebuild.
         since: The offset or time, as text, from which a rebuild reads.
         names: The pipelines to replay; all, if empty.
-        rows: The approximate number of events in a batch of a replay.
+        rows: The approximate number of events in a batch of a replay; 100,000, if 0.
         profile: The name of the profile; embedded, if empty.
         here: The folder in which the file of profiles is searched.
     """
@@ -81,18 +81,21 @@ def main(argument: str) -> int:
     """Execute the command; returns the exit code of its error, or 0."""
     command = msgspec.json.decode(argument, type=EngineCommand)
     data = Path(command.data).absolute()
-    _log_to_file(data)
-    ended = _stop_event()
+    if data.exists():
+        (data / "engine").mkdir(exist_ok=True)
+        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(filename=data / "engine" / "engine.log", level=logging.INFO, format=form)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    execute = {"check": _dry_run, "replay": _replay}.get(command.work, _run)
     try:
-        if command.work == "check":
-            return _dry_run(command, data)
-        return (_replay if command.work == "replay" else _run)(command, data, ended)
+        execute(command, data, _stop_event())
     except HeadwaterError as error:
         _print_message({"error": error.problem()})
         return error.exit_code
+    return 0
 
 
-def _run(command: EngineCommand, data: Path, ended: threading.Event) -> int:
+def _run(command: EngineCommand, data: Path, ended: threading.Event) -> None:
     profile = command.load_profile()
     spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
     with _lock_data_folder(data), _open_context(profile, data, spark, ended) as context:
@@ -109,7 +112,6 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event) -> int:
         finally:
             engine.stop()
             spark.stop()
-    return 0
 
 
 def _watch(engine: Engine, ended: threading.Event) -> None:
@@ -120,7 +122,7 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
     """
     reported: set[str] = set()
     while not ended.wait(_POLL_INTERVAL):
-        with contextlib.suppress(LockedError, UnreachableError):
+        with contextlib.suppress(LockedError, UnreachableError):  # unknown until the store answers
             engine.context.check_owner()
         for name, supervisor in engine.supervisors.items():
             if supervisor.error is not None and name not in reported:
@@ -172,7 +174,8 @@ def _checkpoint_folder(profile: Profile, spark: Spark) -> CheckpointFolder | Non
         if not profile.spark.resolve().startswith("local"):
             what = f"the workers of {profile.spark} cannot access the data folder"
             fix = 'checkpoints = "/a/shared/folder", or "s3a://bucket/checkpoints"'
-            raise BadSettingError(what, detail="driver and workers must both access the checkpoints", fix=fix)
+            detail = "driver and workers must both access the checkpoints"
+            raise BadSettingError(what, detail=detail, fix=fix, setting="checkpoints")
         return None
     address = profile.checkpoints.resolve()
     if _needs_hadoop(profile):
@@ -190,7 +193,7 @@ def _report_when_running(data: Path, spark: Spark) -> None:
 
     def wait() -> None:
         try:
-            watch_jvm(spark, JAVA_PATIENCE.number())
+            spark.watch(JAVA_PATIENCE.number())
             state = EngineStatus("running", SystemClock().micros(), pid=os.getpid())
         except HeadwaterError as error:
             state = EngineStatus("failed", SystemClock().micros(), error.what, os.getpid())
@@ -199,22 +202,22 @@ def _report_when_running(data: Path, spark: Spark) -> None:
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 
 
-def _dry_run(command: EngineCommand, data: Path) -> int:
-    folder = data / "engine" if data.exists() else Path(os.devnull).parent
-    spark = Spark(folder, _spark_settings(Profile("embedded")), Path(command.app))
-    profile = command.load_profile()
-    checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
-    try:
-        graph = load_app(command.app).resolve()
-        log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
-        for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url):
-            _print_message({"checked": checked})
-    finally:
-        spark.stop()
-    return 0
+def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
+    with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch:
+        folder = data / "engine" if data.exists() else Path(scratch)  # a plan does not create the data folder
+        spark = Spark(folder, _spark_settings(Profile("embedded")), Path(command.app))
+        profile = command.load_profile()
+        checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
+        try:
+            graph = load_app(command.app).resolve()
+            log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
+            for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url):
+                _print_message({"checked": checked})
+        finally:
+            spark.stop()
 
 
-def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> int:
+def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> None:
     profile = command.load_profile()
     spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
     graph = load_app(command.app).resolve()
@@ -232,7 +235,6 @@ def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> int:
                     _print_message({"replayed": result})
     finally:
         spark.stop()
-    return 0
 
 
 def _print_message(document: dict[str, Any]) -> None:
@@ -268,28 +270,19 @@ def _stop_event() -> threading.Event:
 def _lock_data_folder(data: Path) -> Iterator[None]:
     """Lock the data folder for one engine; the kernel releases the lock when the process ends."""
     (data / "engine").mkdir(parents=True, exist_ok=True)
-    handle = os.open(data / "engine" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    # The descriptor is not inherited, so a Java process that outlives the engine does not hold the lock.
+    disk = Disk()
+    handle = disk.open(data / "engine" / "lock")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(handle, 32, 0).decode() or "?"
-        os.close(handle)
-        what = f"another engine runs the pipelines of {data}"
-        raise LockedError(what, detail=f"process {pid}", fix=f"kill {pid}", pid=pid) from None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
-    try:
+        if not disk.lock(handle, wait=False):
+            pid = disk.read(handle, 0, 32).decode() or "?"
+            what = f"another engine runs the pipelines of {data}"
+            raise LockedError(what, detail=f"process {pid}", fix=f"kill {pid}", pid=pid)
+        disk.truncate(handle, 0)
+        disk.write(handle, 0, str(os.getpid()).encode())
         yield
     finally:
-        os.close(handle)
-
-
-def _log_to_file(data: Path) -> None:
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    if data.exists():
-        (data / "engine").mkdir(exist_ok=True)
-        logging.basicConfig(filename=data / "engine" / "engine.log", level=logging.INFO, format=form)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+        disk.close(handle)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def find_failing_events(spark: SparkSession, query: Query, context: EngineContex
     assert apply is not None
 
     def probe(some: Sequence[Candidates]) -> str | None:
-        frames = {input_.name: _to_frame(session, input_, some) for input_ in query.built.inputs}
+        frames = {input_.name: _to_frame(session, query, input_, some) for input_ in query.built.inputs}
         try:
             apply(frames).write.format("noop").mode("overwrite").save()
         except (Py4JNetworkError, OSError):
@@ -104,11 +104,12 @@ def bisect(
     yield from bisect(remaining[len(remaining) // 2 :], probe)
 
 
-def _to_frame(session: SparkSession, input_: Input, candidates: Sequence[Candidates]) -> DataFrame:
-    visible = input_.visible_rows()
+def _to_frame(session: SparkSession, query: Query, input_: Input, candidates: Sequence[Candidates]) -> DataFrame:
+    visible = query.built.input_options.visible_rows(input_)
     mine = [some.batch for some in candidates if some.input_ is input_]
     rows = [visible.rows(batch, np.ones(batch.values.num_rows, bool)) for batch in mine]
     frame = session.createDataFrame(pa.Table.from_batches(rows, input_.schema))
+    # Operators look for the column that is marked as event time.
     return frame.withMetadata(input_.time, {WATERMARK_DELAY_KEY: 0})
 
 

@@ -23,14 +23,19 @@ from headwater.engine.sink.accounting import ObservedRows
 from headwater.engine.sink.checkpoint import PartitionOffsets, mend, next_offsets
 from headwater.engine.sink.publisher import output_topic, publish
 from headwater.engine.sink.sink import Sink
-from headwater.errors import DataGoneError
+from headwater.errors import DataGoneError, HeadwaterError
 from headwater.events import to_ddl
 from headwater.log import Topic
 from headwater.log.protocol import TimedLog
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import ViewTable
 
-__all__ = ["OffsetBounds", "Query", "check_gap"]
+__all__ = ["OffsetBounds", "Query", "check_gap", "rebuild_error"]
+
+logger = logging.getLogger("headwater.engine")
+# Held while one query starts: Spark gives the Python process of an input only ten seconds to start, which several
+# queries at once would exceed.
+_start_lock = threading.Lock()
 
 
 def check_gap(
@@ -82,27 +87,19 @@ def check_gap(
             )
 
 
-def _gap_error(pipeline: Pipeline, what: str, why: str, **data: object) -> DataGoneError:
-    view = pipeline.kind is PipelineKind.VIEW
-    remedy = (
-        "a rebuild creates the view from the events that are left"
-        if view
-        else "rows that it has written stay; under another name it reads the events that are left"
-    )
-    return DataGoneError(
-        what,
-        detail=f"{why}; {remedy}",
-        fix=f"headwater run --rebuild {pipeline.name}" if view else "give it another name",
-        location=pipeline.location,
-        pipeline=pipeline.name,
-        **data,
-    )
+def _gap_error(pipeline: Pipeline, what: str, why: str, **data: object) -> HeadwaterError:
+    rebuilt = "a rebuild creates the view from the events that are left"
+    renamed = "rows that it has written stay; under another name it reads the events that are left"
+    remedy = rebuilt if pipeline.kind is PipelineKind.VIEW else renamed
+    return rebuild_error(DataGoneError, pipeline, what, f"{why}; {remedy}", **data)
 
 
-logger = logging.getLogger("headwater.engine")
-# Held while one query starts: Spark gives the Python process of an input only ten seconds to start, which several
-# queries at once would exceed.
-_start_lock = threading.Lock()
+def rebuild_error(
+    kind: type[HeadwaterError], pipeline: Pipeline, what: str, detail: str, **data: object
+) -> HeadwaterError:
+    """Returns an error that ends a pipeline until its view is rebuilt; other pipelines need another name."""
+    fix = f"headwater run --rebuild {pipeline.name}" if pipeline.kind is PipelineKind.VIEW else "give it another name"
+    return kind(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name, **data)
 
 
 @dataclass(frozen=True)
@@ -211,6 +208,7 @@ class Query:
             log.open_topic(topic)  # on Kafka, this starts tracking event time
         self.directory.write_skips(self._topics, store.skips(query_id))
         last = store.last_entry(query_id)
+        # Before the positions are read: a torn plan has none.
         for name in mend(self.directory.checkpoint, last.batch if last else -1):
             logger.warning("%s: %s of the checkpoint was incomplete and is planned again", query_id, name)
         positions = next_offsets(self.directory.checkpoint, list(self.starts), self.starts)
@@ -239,7 +237,7 @@ class Query:
         self._started.wait()  # Spark may call before `start` has set `_running`
         try:
             sink.process_batch(frame, batch, ObservedRows(self._running))
-        except BaseException as error:
+        except BaseException as error:  # also a CrashError
             self.failure = error
             message = "the batch was not committed"
             raise RuntimeError(message) from error

@@ -82,7 +82,7 @@ def replay(
             query.start()
             query.catch_up()
             if pipeline.kind is PipelineKind.VIEW:
-                result = _view_rows(pipeline.name, isolated)
+                result = open_view_reader(store).table(pipeline.name)
             else:  # nothing was published, so the rows are still in the outbox
                 tables = [outgoing.changes for outgoing in store.outbox(query.directory.query_id)]
                 result = pa.concat_tables(tables) if tables else query.built.schema.empty_table()
@@ -119,7 +119,7 @@ def _load_committed(pipeline: Pipeline, version: int, context: EngineContext) ->
             what = f"{pipeline} has committed nothing yet"
             raise UnknownViewError(what, fix="headwater run app.py", view=name)
         if pipeline.kind is PipelineKind.VIEW:
-            rows = _view_rows(name, context)
+            rows = open_view_reader(context.store).table(name)
         else:
             ranges = log.ends(name)
             starts, ends = {r.partition: r.start for r in ranges}, {r.partition: r.end for r in ranges}
@@ -128,10 +128,6 @@ def _load_committed(pipeline: Pipeline, version: int, context: EngineContext) ->
             rows = pa.Table.from_batches([batch.cast(schema) for batch in batches], schema)
         if context.store.last_entry(query) == entry:  # else a batch was committed meanwhile
             return entry, rows
-
-
-def _view_rows(name: str, context: EngineContext) -> pa.Table:
-    return open_view_reader(context.store).table(name)
 
 
 def rows_hash(rows: pa.Table) -> str:

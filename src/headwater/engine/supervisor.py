@@ -23,7 +23,7 @@ from headwater.engine.compatibility import Rebuild, ViewVersions
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import CrashError
 from headwater.engine.quarantine import find_failing_events
-from headwater.engine.query import OffsetBounds, Query
+from headwater.engine.query import OffsetBounds, Query, rebuild_error
 from headwater.engine.realtime.realtime_query import RealtimeQuery, TaskSlots
 from headwater.engine.sink.stateful_stage import STATE_LOST
 from headwater.engine.spark.error_translation import source_error, translate_error
@@ -50,8 +50,8 @@ logger = logging.getLogger("headwater.engine")
 _MAX_FAILURES: Final = 4
 _FAILURE_WINDOW: Final = timedelta(minutes=1)
 _BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=2.5))
-_BUSY_DELAY: Final = 2.0
-_STOP_TIMEOUT: Final = 60.0
+_BUSY_DELAY: Final = 2.0  # seconds
+_STOP_TIMEOUT: Final = 60.0  # seconds
 _PERMANENT_ERRORS: Final = (
     UsageError,
     DataError,
@@ -115,6 +115,7 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
     # A DamagedError about state is permanent only if the state cannot be computed again.
     if (not can_rebuild) if state_lost else isinstance(failure, _PERMANENT_ERRORS):
         return Reaction.GIVE_UP
+    # A message can name lost state as well, as the consequence of a server or process that did not answer.
     if isinstance(source_error(failure) or failure, UnreachableError):
         return Reaction.WAIT_FOR_SERVER
     if _WORKER_START_TIMEOUT in text:
@@ -265,7 +266,8 @@ class PipelineSupervisor:
         Raises:
             FencedError: Another driver has taken over the pipelines.
         """
-        if isinstance(failure, FencedError):  # by a newer driver; or by an older one that has not noticed yet: retry
+        if isinstance(failure, FencedError):
+            # If a newer driver has fenced this one, the check raises. Otherwise an older one has not ended yet: retry.
             with contextlib.suppress(UnreachableError):
                 self._context.check_owner()
         view = self.pipeline.kind is PipelineKind.VIEW
@@ -289,7 +291,10 @@ class PipelineSupervisor:
             self._give_up(self._permanent_error(failure))
             delay = None
         if delay is not None:
-            self._clear_query()
+            with self._state_changed:
+                self._query = None
+                self._state = "starting"
+                self._state_changed.notify_all()
         return delay
 
     def _wait_for_server(self, error: HeadwaterError) -> float:
@@ -316,23 +321,16 @@ class PipelineSupervisor:
     def _permanent_error(self, failure: BaseException) -> HeadwaterError:
         if not _STATE_LOST.search(str(failure)):
             return translate_error(failure, self.pipeline)
-        view = self.pipeline.kind is PipelineKind.VIEW
-        return DamagedError(
-            f"the state of {self.pipeline} is missing or damaged",
-            detail=_state_error_line(failure),
-            fix=f"headwater run --rebuild {self.pipeline.name}" if view else "give it another name",
-            location=self.pipeline.location,
-            pipeline=self.pipeline.name,
-        )
+        what = f"the state of {self.pipeline} is missing or damaged"
+        return rebuild_error(DamagedError, self.pipeline, what, _state_error_line(failure))
 
     def _quarantine_failing_events(self, failure: BaseException) -> bool:
         """Quarantine the events that make the batch fail; returns False if no single event is the cause."""
         query = self._query
         ours = isinstance(failure, HeadwaterError) or source_error(failure) is not None
-        if query is None or ours or self._stopping.is_set():
+        if query is None or ours or self.pipeline.realtime or self._stopping.is_set():
             return False
-        # A part of a batch can be run alone only up to the first step that keeps state.
-        if self.pipeline.realtime or query.built.before_state is None:
+        if query.built.before_state is None:  # part of a batch can run alone only up to the first step with state
             return False
         self._report_state("waiting", "searching for the event that makes the function fail")
         try:
@@ -345,12 +343,6 @@ class PipelineSupervisor:
             logger.warning("%s: %d events quarantined: %s", self.pipeline, len(found), found[0].reason)
         return bool(found)
 
-    def _clear_query(self) -> None:
-        with self._state_changed:
-            self._query = None
-            self._state = "starting"
-            self._state_changed.notify_all()
-
     def _give_up(self, error: HeadwaterError) -> None:
         logger.error("%s has failed: %s", self.pipeline, error)
         with self._state_changed:
@@ -358,6 +350,7 @@ class PipelineSupervisor:
         self._report_state("failed", error.what, error)
 
     def _on_commit(self) -> None:
+        # Called in a thread of Spark, while the thread of this supervisor waits for the query.
         self._restarts.reset()
         self._unreachable_since = None
         if self._versions.on_commit():

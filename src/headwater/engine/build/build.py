@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from headwater.engine.build import checks, plan_analysis
 from headwater.engine.build.checks import prune_columns
 from headwater.engine.build.inputs import DEFAULT_EVENT_TIME, Input, InputOptions, RowBehaviour, stream_inputs
-from headwater.engine.build.placement import BuildScope, build_scope, sink_stage_of
+from headwater.engine.build.placement import BuildScope, build_scope, sink_stage_of, without_hidden
 from headwater.engine.build.plan_analysis import HIDDEN_PREFIX
 from headwater.engine.build.sink_stage import SinkStage, union_inputs
 from headwater.engine.build.table_views import (
@@ -32,6 +32,7 @@ from headwater.engine.source.log_source import LogSource
 from headwater.engine.spark.error_translation import translate_error
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import apply_with_weights
+from headwater.events import storage_schema
 from headwater.pipelines import CorrectLate, Pipeline, PipelineKind, Table
 
 __all__ = ["BuiltQuery", "build", "call_function", "new_session"]
@@ -192,7 +193,7 @@ def _build_in_spark(
         return union_inputs(_call_in_scope(pipeline, inputs, frames, None)[1].entry_inputs)
 
     shown = frame.drop(WEIGHT).schema
-    schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(shown, timezone="UTC")])
+    schema = storage_schema(to_arrow_schema(shown, timezone="UTC"))
     checks.check_columns(pipeline, schema)
     return BuiltQuery(
         pipeline, inputs, input_options, frame, mode, operators, schema, plan_analysis.window_column(shown),
@@ -256,9 +257,7 @@ def _build_with_sink_stage(
     operators = tuple(plan_analysis.stateful_steps(plan_analysis.plan_of(frame)))
     _refuse_unsafe(frame, pipeline, inputs, operators)
     checks.choose_mode(pipeline, stateful=False, mode_error=partial(plan_analysis.output_mode_error, frame))
-    schema = pa.schema(
-        [f.with_nullable(True) for f in sink_stage.operator.schema if not f.name.startswith(HIDDEN_PREFIX)]
-    )
+    schema = storage_schema(without_hidden(sink_stage.operator.schema))
     checks.check_columns(pipeline, schema)
     time = sink_stage.inputs[0].time
     return BuiltQuery(
@@ -298,7 +297,7 @@ def _build_over_tables(
     else:
         build_stage = build_table_stage if pipeline.history is None else build_history_stage
         stage = build_stage(session, pipeline, sql, inputs, input_options)
-    schema = pa.schema([f for f in stage.operator.schema if not f.name.startswith(HIDDEN_PREFIX)])
+    schema = without_hidden(stage.operator.schema)
     checks.check_columns(pipeline, schema)
     window = plan_analysis.window_column(from_arrow_schema(schema))
     return BuiltQuery(

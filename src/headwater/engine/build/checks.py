@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.engine.build.inputs import Input, RowBehaviour
-from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY, Mode
+from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY, Mode, scala_items
 from headwater.engine.source.visible_rows import HIDDEN_COLUMNS
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Pipeline, PipelineKind
@@ -83,7 +83,7 @@ def prune_columns(
 def _read_attributes(plan: Any, wanted: set[str]) -> Iterator[str | None]:
     """Yields the attributes that a plan reads from its leaves; None if a step does not tell."""
     name = plan.nodeName()
-    children = [plan.children().apply(number) for number in range(plan.children().size())]
+    children = scala_items(plan.children())
     if not children:
         yield from wanted & _parse_attributes(plan.outputSet()) if _LEAF in name else ()
         return
@@ -112,7 +112,7 @@ def refuse_nondeterminism(pipeline: Pipeline, plan: str) -> None:
         what = f"{pipeline} uses {found[1]}(), which returns another value each time"
         detail = "a batch that runs again after a crash must return the same rows"
         fix = "take the time from the event" if found[1] not in ("rand", "randn", "uuid", "shuffle") else None
-        raise pipeline_error(pipeline, what, detail, fix)
+        raise pipeline_error(pipeline, what, detail, fix, function=found[1])
 
 
 def refuse_unbounded_join(pipeline: Pipeline, wait_times: Iterable[tuple[str, int | None]]) -> None:
@@ -127,7 +127,7 @@ def refuse_unbounded_join(pipeline: Pipeline, wait_times: Iterable[tuple[str, in
             what = f"{pipeline} joins two streams without a time range: rows of the {side} side wait for ever"
             detail = "state would grow without bound, and an outer join would never emit unmatched rows"
             fix = "add a range to the condition: paid_at between placed_at and placed_at + interval 10 minutes"
-            raise pipeline_error(pipeline, what, detail, fix)
+            raise pipeline_error(pipeline, what, detail, fix, side=side)
 
 
 def refuse_changing_rows(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
@@ -137,7 +137,7 @@ def refuse_changing_rows(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
             what = f'{pipeline} keeps state over view "{input_.name}", whose rows may change at any time'
             detail = "it would count each version of a row as a separate row"
             fix = f"read it as a table: {input_.name}: hw.Table, or write the view in SQL"
-            raise pipeline_error(pipeline, what, detail, fix)
+            raise pipeline_error(pipeline, what, detail, fix, view=input_.name)
 
 
 def refuse_following_steps(pipeline: Pipeline, operators: list[str]) -> None:
@@ -145,14 +145,14 @@ def refuse_following_steps(pipeline: Pipeline, operators: list[str]) -> None:
     if operators:
         what = f"{pipeline} has a step after {operators[0]}, whose rows are corrected"
         fix = f"return the result of {operators[0]} in a view, and read that view in another pipeline"
-        raise pipeline_error(pipeline, what, fix=fix)
+        raise pipeline_error(pipeline, what, fix=fix, operator=operators[0])
 
 
 def refuse_corrections(pipeline: Pipeline, operator_name: str) -> None:
     """Refuse corrections in a stream: its rows are final."""
     if pipeline.kind is not PipelineKind.VIEW:
         what = f"{pipeline} cannot retract rows, and {operator_name} corrects earlier rows"
-        raise pipeline_error(pipeline, what, fix="make it a view: @app.view(key=…)")
+        raise pipeline_error(pipeline, what, fix="make it a view: @app.view(key=…)", operator=operator_name)
 
 
 def refuse_history(pipeline: Pipeline) -> None:
@@ -188,18 +188,18 @@ def choose_mode(pipeline: Pipeline, *, stateful: bool, mode_error: Callable[[Mod
 
 def check_columns(pipeline: Pipeline, schema: pa.Schema) -> None:
     """Check that column names are unique and include the key."""
-    double = {name for name in schema.names if schema.names.count(name) > 1}
+    double = sorted(name for name in schema.names if schema.names.count(name) > 1)
     if double:
-        what = f'{pipeline} returns two columns named "{sorted(double)[0]}"'
-        raise pipeline_error(pipeline, what, fix="drop one, or rename it with alias")
+        what = f'{pipeline} returns two columns named "{double[0]}"'
+        raise pipeline_error(pipeline, what, fix="drop one, or rename it with alias", column=double[0])
     missing = [column for column in pipeline.key if column not in schema.names]
     if missing:
         what = f'{pipeline} does not return its key column "{missing[0]}"'
-        raise pipeline_error(pipeline, what, f"it returns: {', '.join(schema.names)}")
+        raise pipeline_error(pipeline, what, f"it returns: {', '.join(schema.names)}", column=missing[0])
 
 
 def pipeline_error(
-    pipeline: Pipeline, what: str, detail: str | None = None, fix: str | None = None
+    pipeline: Pipeline, what: str, detail: str | None = None, fix: str | None = None, **data: object
 ) -> BadPipelineError:
     """Returns an error about a pipeline, with its location in the user's file."""
-    return BadPipelineError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name)
+    return BadPipelineError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name, **data)

@@ -128,10 +128,6 @@ class Input:
         fields += [pa.field(name, HIDDEN_COLUMNS[name]) for name in hidden]
         return pa.schema([field.with_nullable(True) for field in fields])
 
-    def visible_rows(self, lateness: int = -1) -> VisibleRows:
-        """Returns the selection of rows and columns from the log's batches."""
-        return VisibleRows(tuple(self.schema.names), self.time, self.ops, lateness, self.side)
-
 
 @dataclass(frozen=True)
 class InputOptions:
@@ -181,8 +177,8 @@ class InputOptions:
         return self.columns.get(input_.name, tuple(input_.schema.names))
 
     def visible_rows(self, input_: Input) -> VisibleRows:
-        """Returns the selection of rows and columns of an input, with the lateness of this query."""
-        return input_.visible_rows(self.lateness(input_))
+        """Returns the selection of rows and of all columns of an input, with the lateness of this query."""
+        return VisibleRows(tuple(input_.schema.names), input_.time, input_.ops, self.lateness(input_), input_.side)
 
 
 def stream_inputs(
@@ -219,8 +215,8 @@ def source_options(inputs: tuple[Input, ...], number: int, input_options: InputO
         "rows": str(input_options.batch_rows),
         "cores": str(input_options.cores),
         "skips": input_options.skip_files[input_.name],
-        "start": json.dumps({str(p): offset for p, offset in input_options.start_offsets[input_.name].items()}),
-        "end": json.dumps({str(p): offset for p, offset in input_options.end_offsets.get(input_.name, {}).items()}),
+        "start": json.dumps(dict(input_options.start_offsets[input_.name])),
+        "end": json.dumps(dict(input_options.end_offsets.get(input_.name, {}))),
         "number": str(number),
         "decided": input_options.alignment_files.get(input_.name, ""),
         "loading": json.dumps({"path": input_options.barrier_file, "number": number, "tables": tables}),

@@ -17,14 +17,15 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.engine.build.inputs import Input
 from headwater.engine.build.plan_analysis import EVENT_TIME, HIDDEN_PREFIX, event_time_column, plan_of, restore_position
 from headwater.engine.build.sink_stage import SinkStage, StageInput
+from headwater.engine.operators.arguments import refuse
 from headwater.engine.state.spark_host import apply_in_spark
 from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON, TIME, WEIGHT, Operator
-from headwater.errors import BadPipelineError, SourceLocation
+from headwater.events import storage_schema
 from headwater.pipelines import Table
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "stream_input",
     "table_input",
     "visible_schema",
+    "without_hidden",
 ]
 
 KEY_GROUPS: Final = 8
@@ -125,7 +127,7 @@ def table_input(table: Any, operator_name: str) -> StageInput:
     if name is None or name not in known or table != Table.named(name):
         what = f"{operator_name} needs a table that the function receives as a parameter, not {type(table).__name__}"
         fix = "annotate the parameter: products: hw.Table; for a filtered or joined table, create a view first"
-        raise BadPipelineError(what, fix=fix, location=SourceLocation.of_caller())
+        refuse(what, fix)
     input_, frame = known[name]
     return StageInput(frame, input_.time)
 
@@ -137,22 +139,23 @@ def stream_input(events: Any, operator_name: str) -> StageInput:
         BadPipelineError: It is not a DataFrame, or has no event time.
     """
     if not isinstance(events, DataFrame):
-        what = f"{operator_name} takes events, not {type(events).__name__}"
-        raise BadPipelineError(what, fix="a parameter annotated DataFrame", location=SourceLocation.of_caller())
+        refuse(f"{operator_name} takes events, not {type(events).__name__}", "a parameter annotated DataFrame")
     events = restore_position(events)
     time = event_time_column(events.schema)
     if time is None:
         what = f"{operator_name} orders events by event time; an earlier step has dropped that column"
-        raise BadPipelineError(
-            what, detail=_POSITION_HELP, fix=_EARLIER_FIX.format(operator_name), location=SourceLocation.of_caller()
-        )
+        refuse(what, _EARLIER_FIX.format(operator_name), detail=_POSITION_HELP)
     return StageInput(events, time)
 
 
 def visible_schema(input_: StageInput) -> pa.Schema:
     """Returns the columns of an input without the hidden ones."""
-    schema = to_arrow_schema(input_.frame.schema, timezone="UTC")
-    return pa.schema([f.with_nullable(True) for f in schema if not f.name.startswith(HIDDEN_PREFIX)])
+    return storage_schema(without_hidden(input_.schema))
+
+
+def without_hidden(schema: pa.Schema) -> pa.Schema:
+    """Returns a schema without the columns that Headwater has added."""
+    return pa.schema([field for field in schema if not field.name.startswith(HIDDEN_PREFIX)])
 
 
 def place_operator(
@@ -167,8 +170,11 @@ def place_operator(
         operator_name: The name of the function that the user called.
     """
     scope = _require_scope(operator_name)
-    if scope.outside_spark is not None:
-        _require_position(inputs, operator_name)
+    # Equal events differ only in partition and offset.
+    positions = (one.frame.columns.count(name) for one in inputs for name in (PARTITION, OFFSET))
+    if scope.outside_spark is not None and any(count != 1 for count in positions):
+        what = f"{operator_name} identifies events by partition and offset; an earlier step has dropped these columns"
+        refuse(what, _EARLIER_FIX.format(operator_name), detail=_POSITION_HELP)
     inside, beside = make(final=True), make(final=scope.final)
     in_spark = scope.runs_in_spark(len(scope.descriptions))
     scope.descriptions.append(description)
@@ -181,25 +187,21 @@ def place_operator(
         scope.last_only.append(operator_name)
     frames, times = [one.frame for one in inputs], [one.time for one in inputs]
     time = times[0] if times[0] in inside.schema.names else None
+    event_time = frames[0].schema[times[0]].metadata
     if in_spark:
         scope.state_metrics.append(f"kept.{len(scope.descriptions)}")
         result = apply_in_spark(
             inside, frames, times=times, key_groups=KEY_GROUPS, time=time, metric=scope.state_metrics[-1]
         )
-        return _add_event_time(_drop_quarantined(result, scope), inputs[0])
-    result = frames[0].mapInArrow(_operator_placeholder, from_arrow_schema(inside.schema))
-    result = _add_event_time(result if time is None else _set_event_time(result, time, inputs[0]), inputs[0])
-    setattr(result, _SINK_STAGE, SinkStage(beside, inputs, (description,)))
+        result = _drop_quarantined(result, scope)
+    else:
+        result = frames[0].mapInArrow(_operator_placeholder, from_arrow_schema(inside.schema))
+        result = result if time is None else result.withMetadata(time, event_time)
+    if event_time_column(result.schema) is None and TIME in result.columns:
+        result = result.withColumn(EVENT_TIME, F.timestamp_micros(TIME)).withMetadata(EVENT_TIME, event_time)
+    if not in_spark:
+        setattr(result, _SINK_STAGE, SinkStage(beside, inputs, (description,)))
     return result
-
-
-def _require_position(inputs: tuple[StageInput, ...], operator_name: str) -> None:
-    """Check that rows have partition and offset: equal events differ only in their position."""
-    if not all(one.frame.columns.count(name) == 1 for one in inputs for name in (PARTITION, OFFSET)):
-        what = f"{operator_name} identifies events by partition and offset; an earlier step has dropped these columns"
-        raise BadPipelineError(
-            what, detail=_POSITION_HELP, fix=_EARLIER_FIX.format(operator_name), location=SourceLocation.of_caller()
-        )
 
 
 def _operator_placeholder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -219,18 +221,6 @@ def _drop_quarantined(result: DataFrame, scope: BuildScope) -> DataFrame:
     return kept.drop(QUARANTINE_REASON) if TIME in result.columns else kept.drop(QUARANTINE_REASON, PARTITION, OFFSET)
 
 
-def _add_event_time(result: DataFrame, input_: StageInput) -> DataFrame:
-    """Returns the result of an operator with an event-time column; adds one if it is missing."""
-    if event_time_column(result.schema) is not None or TIME not in result.columns:
-        return result
-    return _set_event_time(result.withColumn(EVENT_TIME, F.timestamp_micros(TIME)), EVENT_TIME, input_)
-
-
-def _set_event_time(result: DataFrame, column: str, input_: StageInput) -> DataFrame:
-    """Returns a result in which Spark knows one column as the event time."""
-    return result.withMetadata(column, input_.frame.schema[input_.time].metadata)
-
-
 def sink_stage_of(result: DataFrame) -> SinkStage | None:
     """Returns the operator that returned exactly this DataFrame, to run at the sink; None if a step followed it."""
     return vars(result).get(_SINK_STAGE)
@@ -239,8 +229,6 @@ def sink_stage_of(result: DataFrame) -> SinkStage | None:
 def _require_scope(operator_name: str) -> BuildScope:
     scope = _current_scope.get()
     if scope is None:
-        what = f"{operator_name} was called outside a pipeline's function"
-        raise BadPipelineError(
-            what, fix="call it in a function under @app.view or @app.stream", location=SourceLocation.of_caller()
-        )
+        fix = "call it in a function under @app.view or @app.stream"
+        refuse(f"{operator_name} was called outside a pipeline's function", fix)
     return scope

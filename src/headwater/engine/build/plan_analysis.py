@@ -34,6 +34,7 @@ __all__ = [
     "output_mode_error",
     "plan_of",
     "restore_position",
+    "scala_items",
     "split_partition",
     "state_text",
     "stateful_steps",
@@ -94,8 +95,7 @@ def join_delay(frame: DataFrame) -> int:
 
 def _steps(plan: Any) -> Iterator[Any]:
     """Yields all steps on streams; a join is included if both sides are streams."""
-    children = [plan.children().apply(number) for number in range(plan.children().size())]
-    streams = [child for child in children if child.isStreaming()]
+    streams = [child for child in scala_items(plan.children()) if child.isStreaming()]
     if plan.nodeName() != "Join" or len(streams) == 2:
         yield plan
     for child in streams:
@@ -161,6 +161,7 @@ _ROW_PRESERVING: Final = (
 )
 """Steps each of whose rows comes from one row of the step below."""
 _BRANCH_SHIFT: Final = 48
+"""The bits of `PARTITION` from this one up hold the number of a branch of a union; see `INPUT_SHIFT`."""
 
 
 def tag_input(frame: DataFrame, number: int) -> DataFrame:
@@ -213,7 +214,7 @@ class _PlanRewriter:
 
     def rewrite(self, plan: Any) -> Any | None:
         """Returns the plan with the hidden columns appended; None if they cannot be recovered."""
-        kind, children = plan.nodeName(), list(_scala_items(plan.children()))
+        kind, children = plan.nodeName(), scala_items(plan.children())
         if kind == "View":  # of a SQL query: an alias
             return self.rewrite(children[0])
         if kind not in _ROW_PRESERVING or not _preserves_rows(plan):
@@ -250,20 +251,20 @@ def _preserves_rows(plan: Any, *, deep: bool = False) -> bool:
     A join of streams returns pairs, and `explode` several rows per event. `distinct` would compare the position, too,
     so that no two rows were equal.
     """
-    kind, below = str(plan.nodeName()), list(_scala_items(plan.children()))
+    kind, below = str(plan.nodeName()), scala_items(plan.children())
     if kind == "Generate" and _is_operator(below[0]):
         return True  # its rows come in lists, which `explode` unpacks
     streams = [child for child in below if child.isStreaming()]
     if kind in ("Distinct", "Generate") or (kind == "Join" and len(streams) > 1):
         return False
-    if kind.startswith("Deduplicate") and PARTITION in [column.name() for column in _scala_items(plan.keys())]:
+    if kind.startswith("Deduplicate") and PARTITION in [column.name() for column in scala_items(plan.keys())]:
         return False
     return not deep or all(_preserves_rows(child, deep=True) for child in streams)
 
 
 def _is_operator(plan: Any) -> bool:
     """Returns whether a step is one of Headwater's operators, below its metrics."""
-    names = [str(step.nodeName()) for step in (plan, *_scala_items(plan.children()))]
+    names = [str(step.nodeName()) for step in (plan, *scala_items(plan.children()))]
     return names[0] == "CollectMetrics" and names[1].startswith("TransformWithState")
 
 
@@ -276,7 +277,7 @@ def _to_frame(like: DataFrame, plan: Any) -> DataFrame:
 
 def _hidden_columns(plan: Any) -> list[Any]:
     """Returns the temporary hidden columns of a plan, in a fixed order."""
-    by_name = {column.name(): column for column in _scala_items(plan.output())}
+    by_name = {column.name(): column for column in scala_items(plan.output())}
     return [by_name[name] for name in _CARRIED if name in by_name]
 
 
@@ -287,5 +288,6 @@ def _append_all(sequence: Any, more: list[Any]) -> Any:
     return sequence
 
 
-def _scala_items(sequence: Any) -> Iterator[Any]:
-    return (sequence.apply(number) for number in range(sequence.size()))
+def scala_items(sequence: Any) -> list[Any]:
+    """Returns the elements of a Scala sequence."""
+    return [sequence.apply(number) for number in range(sequence.size())]

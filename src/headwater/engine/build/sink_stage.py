@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,26 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.engine.state.key_groups import BatchPacker, decode_ipc, ipc_source_of
-from headwater.engine.state.state import OFFSET, PARTITION, TIME, State
+from headwater.engine.state.state import OFFSET, PARTITION, TIME, State, StatefulStep
 
-__all__ = ["SinkOperator", "SinkStage", "StageInput", "union_inputs"]
+__all__ = ["SinkStage", "StageInput", "union_inputs"]
 
 _INPUT_COLUMN: Final = "_hw_input"
-
-
-class SinkOperator(Protocol):
-    """An operator, or a chain of operators, that can run at the sink."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of its result."""
-
-    @property
-    def form(self) -> str:
-        """The description of its state; a state written under another form cannot be read."""
-
-    def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process new rows; see `headwater.engine.state.state.Operator`."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +45,13 @@ class SinkStage:
     """An operator at the sink, with the inputs that Spark delivers.
 
     Attributes:
-        operator: The operator.
+        operator: The operator, or a dataflow of operators.
         inputs: Its inputs.
         descriptions: Descriptions of its state, for messages.
         order_by_offset: Whether rows are processed in the order of their topic, not of their event time.
     """
 
-    operator: SinkOperator
+    operator: StatefulStep
     inputs: tuple[StageInput, ...]
     descriptions: tuple[str, ...]
     order_by_offset: bool = False

@@ -21,7 +21,7 @@ from headwater.engine.operators.table_history import TableHistory
 from headwater.engine.spark.error_translation import translate_error
 from headwater.engine.tables.apply_changes import ApplyChanges
 from headwater.engine.tables.dataflow import TableInput, compile_tables
-from headwater.events import change_row_schema
+from headwater.events import change_row_schema, storage_schema
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.pipelines.declaration import VALID_FROM
 from headwater.pipelines.sql_text import bind_inputs, selects_whole_table
@@ -78,7 +78,7 @@ def _query_schema(pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], sessi
         found = session.sql(bind_inputs(sql, tuple(input_.name for input_ in inputs)), **frames).schema
     except Exception as error:
         raise translate_error(error, pipeline) from error
-    return pa.schema([field.with_nullable(True) for field in to_arrow_schema(found, timezone="UTC")])
+    return storage_schema(to_arrow_schema(found, timezone="UTC"))
 
 
 def build_table_stage(

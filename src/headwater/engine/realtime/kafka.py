@@ -46,7 +46,7 @@ _SAME_NAME: Final = (
     "security.protocol",
     "ssl.endpoint.identification.algorithm",
 )
-_FILES: Final = {"ssl.ca.location": ("ssl.truststore.location", "ssl.truststore.type")}
+_CA_FILE: Final = "ssl.ca.location"
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -80,9 +80,8 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
         found["sasl.mechanism"] = mechanism
         found["sasl.jaas.config"] = f"{_LOGIN_MODULES[mechanism]} required {login};"
     for name, value in given.items():
-        if name in _FILES:
-            location, kind = _FILES[name]
-            found |= {location: value, kind: "PEM"}
+        if name == _CA_FILE:
+            found |= {"ssl.truststore.location": value, "ssl.truststore.type": "PEM"}
         elif name in _SAME_NAME:
             found[name] = value
         else:
@@ -92,9 +91,9 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
 
 def _setting_error(setting: str) -> BadSettingError:
     what = f"real-time mode cannot use {setting} of the log's address"
-    supported = ", ".join((*_SAME_NAME, *_FILES))
+    supported = ", ".join((*_SAME_NAME, _CA_FILE))
     detail = f"Spark's source uses Kafka's Java client; supported settings of the address: {supported}"
-    return BadSettingError(what, detail=detail, fix='remove the setting, or latency="realtime"')
+    return BadSettingError(what, detail=detail, fix='remove the setting, or latency="realtime"', setting=setting)
 
 
 JARS: Final = {
@@ -135,8 +134,9 @@ def load_connector(spark: SparkSession, folder: str | None, report: Callable[[st
         # ADD JAR would add a jar to one thread of the driver only. The threads that receive results of tasks would not
         # know its classes, and the first batch would fail. The class loader of Spark itself serves all threads.
         loader = spark._jsparkSession.sharedState().jarClassLoader().getParent()
+        jvm: Any = spark.sparkContext._jvm
         for path in _local_jars(folder) if folder else [_fetch_jar(spark, *jar) for jar in JARS.items()]:
-            loader.addURL(_jvm(spark).java.io.File(path).toURI().toURL())
+            loader.addURL(jvm.java.io.File(path).toURI().toURL())
             spark.sparkContext._jsc.addJar(path)
 
 
@@ -151,7 +151,7 @@ def _local_jars(folder: str) -> list[str]:
 
 def _fetch_jar(spark: SparkSession, coordinate: str, checksum: str) -> str:
     """Returns the file of one jar in Ivy's cache, which Spark fills."""
-    jvm = _jvm(spark)
+    jvm: Any = spark.sparkContext._jvm
     try:
         uri = jvm.java.net.URI(f"ivy://{coordinate}?transitive=false")
         path = str(jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(uri).head())
@@ -176,12 +176,13 @@ def verify_jar(path: str, coordinate: str, checksum: str) -> str:
     return path
 
 
-def _jvm(spark: SparkSession) -> Any:
-    return spark.sparkContext._jvm
-
-
-RECORD: Final = "key binary, value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
-"""The columns of Spark's Kafka source that are used."""
+RECORD: Final = {
+    "key": "binary",
+    "value": "binary",
+    "timestamp": "timestamp",
+    "headers": "array<struct<key: string, value: binary>>",
+}
+"""The columns of Spark's Kafka source that are used, with their types."""
 _CORRUPT: Final = "_hw_bad"
 _TIME_FORMAT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 _UNQUOTED_TYPES: Final = (T.IntegralType, T.BooleanType)
@@ -196,19 +197,15 @@ def decode_records(records: DataFrame, input_: Input) -> DataFrame:
     event = F.from_json(F.col("value").cast("string"), wanted, {"columnNameOfCorruptRecord": _CORRUPT})
     rows = records.select(event.alias("event"), "value", "timestamp", "headers")
     rows = rows.where(F.col("value").isNotNull() & F.col(f"event.{_CORRUPT}").isNull())
+    columns = {kind.name: F.col("event").getField(kind.name) for kind in kinds}
     for kind in kinds:
         if not kind.nullable:
-            rows = rows.where(_field(kind.name).isNotNull())
+            rows = rows.where(columns[kind.name].isNotNull())
     header = F.filter("headers", lambda header: header["key"] == "hw.occurred_at")
     occurred = F.try_to_timestamp(F.try_element_at(header, F.lit(1))["value"].cast("string"))
-    columns = {name: _field(name) for name in input_.topic.schema.names}
     own = [columns[input_.time]] if input_.time in columns else []
     columns[input_.time] = F.coalesce(*own, occurred, F.col("timestamp"))
     return rows.select(*(columns[name].alias(name) for name in input_.schema.names))
-
-
-def _field(name: str) -> Column:
-    return F.col("event").getField(name)
 
 
 def encode_records(rows: DataFrame, pipeline: Pipeline, topic: Topic) -> DataFrame:

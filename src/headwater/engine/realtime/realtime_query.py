@@ -24,11 +24,13 @@ from headwater.config import REALTIME_PARTITIONS, SPARK_CORES
 from headwater.engine.build import checks, plan_analysis
 from headwater.engine.build.build import BuiltQuery, call_function
 from headwater.engine.build.inputs import Input
+from headwater.engine.build.plan_analysis import scala_items
 from headwater.engine.context import EngineContext
 from headwater.engine.query import Query
 from headwater.engine.realtime.kafka import RECORD, decode_records, encode_records, java_settings, load_connector
 from headwater.engine.spark.error_translation import first_line
 from headwater.errors import BadSettingError
+from headwater.events import storage_schema
 from headwater.log import Topic
 from headwater.log.kafka.brokers import KafkaAddress
 from headwater.pipelines import Pipeline
@@ -112,21 +114,17 @@ def require_realtime(frame: DataFrame, pipeline: Pipeline) -> None:
 
 
 def _steps(plan: Any) -> Iterator[PlanStep]:
-    functions = tuple(name for expression in _to_list(plan.expressions()) for name in _python_functions(expression))
+    functions = tuple(name for expression in scala_items(plan.expressions()) for name in _python_functions(expression))
     yield PlanStep(plan.nodeName(), functions, plan.subqueries().nonEmpty())
-    for child in _to_list(plan.children()):
+    for child in scala_items(plan.children()):
         yield from _steps(child)
 
 
 def _python_functions(expression: Any) -> Iterator[str]:
     if expression.getClass().getSimpleName().startswith("PythonUD"):
         yield expression.name()
-    for child in _to_list(expression.children()):
+    for child in scala_items(expression.children()):
         yield from _python_functions(child)
-
-
-def _to_list(found: Any) -> list[Any]:
-    return [found.apply(number) for number in range(found.size())]
 
 
 class TaskSlots:
@@ -170,12 +168,13 @@ class TaskSlots:
                     location=pipeline.location,
                     setting=SPARK_CORES.name,
                     partitions=REALTIME_PARTITIONS.variable,
+                    needed=wanted,
                 )
             self._reserved[pipeline.name] = needed
 
 
 _MAX_REQUEST_BYTES: Final = str(8 << 20)
-_POLL_INTERVAL: Final = 0.1
+_POLL_INTERVAL: Final = 0.1  # seconds
 _UNSUPPORTED: Final = "STREAMING_REAL_TIME_MODE"
 
 
@@ -216,13 +215,11 @@ class RealtimeQuery(Query):
         self._session = spark.newSession()
         self._session.conf.set("spark.sql.shuffle.partitions", REALTIME_PARTITIONS.read())
         empty = self._session.readStream.format("rate").load()
-        columns = [part.strip().split(" ", 1) for part in RECORD.split(", ", 3)]
-        records = empty.select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns))
+        records = empty.select(*(F.lit(None).cast(kind).alias(name) for name, kind in RECORD.items()))
         rows = call_function(pipeline, {input_.name: decode_records(records, input_)})
         require_realtime(rows, pipeline)
         plan = plan_analysis.plan_of(rows)
-        fields = to_arrow_schema(rows.schema, timezone="UTC")
-        schema = pa.schema([field.with_nullable(True) for field in fields])
+        schema = storage_schema(to_arrow_schema(rows.schema, timezone="UTC"))
         checks.check_columns(pipeline, schema)
         stateful = tuple(plan_analysis.stateful_steps(plan))
         has_time = input_.time in schema.names and pa.types.is_timestamp(schema.field(input_.time).type)

@@ -107,7 +107,7 @@ def _scan_headers(
         whole = range_[0] <= frame.base_offset and frame.next_offset <= range_[1]
         if whole and not _must_read(frame, input_, allowed, skipped):
             counted += frame.count
-        elif unread and unread[-1][1] == frame.base_offset:
+        elif unread and unread[-1][1] == frame.base_offset:  # adjacent frames are read in one call
             unread[-1] = (unread[-1][0], frame.next_offset)
         else:
             unread.append((frame.base_offset, frame.next_offset))
@@ -122,6 +122,7 @@ def _must_read(frame: Frame, input_: Input, allowed: timedelta | None, skipped: 
         return True
     if any(frame.base_offset <= offset < frame.next_offset for offset in skipped):
         return True
+    # Max event time after the frame: a row can be late only if it is below that minus lateness.
     return allowed is not None and frame.lowest < frame.max_event_time - allowed // _MICROSECOND
 
 

@@ -59,6 +59,7 @@ def mend(checkpoint: CheckpointFolder, committed: int) -> list[str]:
         return []
     # Before the first planned batch: Spark starts only in an empty folder.
     removed = [] if _batch_numbers(checkpoint, "offsets") else _unlink_all(checkpoint, "offsets")
+    # The sink syncs the checkpoint before each commit, so only the newest files of a kind can be torn.
     for kind in ("offsets", "commits"):
         for number in sorted(_batch_numbers(checkpoint, kind), reverse=True)[:2]:
             name = f"{kind}/{number}"
@@ -68,6 +69,7 @@ def mend(checkpoint: CheckpointFolder, committed: int) -> list[str]:
                 raise _damage_error(checkpoint, name, "its content is missing")
             (checkpoint.path / name).unlink()
             removed.append(name)
+    # Spark only requires an id. The ledger identifies the query by name and version, so a new id does no harm.
     if _batch_numbers(checkpoint, "offsets") and not _has_query_id(checkpoint):
         checkpoint.write("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
         removed.append("metadata")

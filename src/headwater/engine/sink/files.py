@@ -25,10 +25,12 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from headwater.log.storage.disk import Disk
 from headwater.store import LedgerEntry, StagedPart, Stager, ViewTable
 
 __all__ = ["ParquetFolder", "Staging", "stage_in_store"]
 
+_DISK: Final = Disk()
 _MANIFEST: Final = "_manifest"
 
 
@@ -53,7 +55,7 @@ class ParquetFolder:
         >>> folder = ParquetFolder(Path(tempfile.mkdtemp(), "orders"))
         >>> folder.stage(0, pa.table({"id": [1, 2]}))
         >>> folder.publish(LedgerEntry("orders@1", 0, 1, (), None, committed_at=0))
-        >>> [(path.name, pq.read_table(path).num_rows) for path in folder.files()]
+        >>> [(path.name, pq.read_table(path).num_rows) for path in folder.path.glob("*.parquet")]
         [('part-00000000.parquet', 2)]
     """
 
@@ -66,7 +68,9 @@ class ParquetFolder:
         if rows.num_rows:
             temporary = self.path / _MANIFEST / f"{batch:08}.parquet"
             pq.write_table(rows, temporary, compression="zstd")
-            _commit_file(temporary, self._file(batch))
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())  # the content before the name
+            _DISK.replace(temporary, self._file(batch))
 
     def publish(self, entry: LedgerEntry) -> None:
         """Add a batch to the manifest."""
@@ -76,34 +80,10 @@ class ParquetFolder:
         file = self._file(entry.batch)
         rows = pq.read_metadata(file).num_rows if file.exists() else 0
         manifest_entry = ManifestEntry(entry.query, entry.batch, file.name if rows else None, rows, entry.ranges())
-        temporary = target.with_suffix(".new")
-        temporary.write_bytes(msgspec.json.encode(manifest_entry))
-        _commit_file(temporary, target)
-
-    def files(self) -> Iterator[Path]:
-        """Yields the files that the manifest names, in batch order."""
-        for path in sorted((self.path / _MANIFEST).glob("*.json")):
-            entry = msgspec.json.decode(path.read_bytes(), type=ManifestEntry, strict=False)
-            if entry.file is not None:
-                yield self.path / entry.file
+        _DISK.write_file(target, msgspec.json.encode(manifest_entry))
 
     def _file(self, batch: int) -> Path:
         return self.path / f"part-{batch:08}.parquet"
-
-
-def _commit_file(temporary: Path, target: Path) -> None:
-    """Rename a finished file; after a power failure it exists whole or not at all."""
-    _sync(temporary)  # the content before the name
-    temporary.replace(target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 _PART_ROWS: Final = 500_000  # rows that a task collects before it sends them

@@ -72,6 +72,7 @@ def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntr
     rows = _to_topic_batch(outgoing.changes, storage_schema(topic.schema), built)
     envelope: dict[str, Any] = {}
     if built.pipeline.kind is PipelineKind.STREAM and topic.time is None and built.window is not None:
+        # One microsecond before the end, so that the row of a minute lies in the hour that contains the minute.
         ends = pc.struct_field(rows.column(built.window), "end")
         envelope["_hw.occurred_at"] = pc.cast(pc.subtract(pc.cast(ends, pa.int64()), 1), _TIME)
     first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry  # the same sequence numbers at every attempt

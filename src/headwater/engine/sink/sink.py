@@ -44,26 +44,17 @@ from headwater.log.protocol import Log
 from headwater.pipelines import DropLate
 from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
 
-__all__ = ["OffsetReport", "Sink", "choose_destination", "consumer_group", "to_view_rows"]
+__all__ = ["OffsetReport", "Sink", "choose_destination", "to_view_rows"]
 
 logger = logging.getLogger("headwater.engine")
-_REPORT_INTERVAL: Final = 2.0
-
-
-def consumer_group(pipeline: str) -> str:
-    """Returns the consumer group of a pipeline.
-
-    Example:
-        >>> consumer_group("revenue")
-        'hw.pipeline.revenue'
-    """
-    return f"hw.pipeline.{pipeline}"
+_REPORT_INTERVAL: Final = 2.0  # seconds
 
 
 class OffsetReport:
     """Reports the committed offsets of one pipeline, at most every two seconds and always at the end.
 
-    A late or failed report only delays retention, so it never stops a pipeline.
+    The consumer group of a pipeline is named `hw.pipeline.NAME`. A late or failed report only delays retention, so it
+    never stops a pipeline.
 
     Args:
         log: The log that has the consumer group.
@@ -72,7 +63,7 @@ class OffsetReport:
 
     def __init__(self, log: Log, pipeline: str) -> None:
         self._log = log
-        self._group = consumer_group(pipeline)
+        self._group = f"hw.pipeline.{pipeline}"
         # Guards the fields below, and orders writes to the log: an older report never follows a newer one.
         self._lock = threading.Lock()
         self._pending: LedgerEntry | None = None

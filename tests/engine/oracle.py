@@ -1,4 +1,4 @@
-"""What a pipeline must have made, found without it: the log's rule of lateness by hand, and the query as a batch."""
+"""The expected result of a pipeline, computed without it: lateness by walking the log, and the query as one batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LOWEST = -(2**63)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class Judged(NamedTuple):
-    """An event in its place; `behind`: how far below the highest time before it, in microseconds."""
+class WalkedEvent(NamedTuple):
+    """An event and its position; `behind` is how far it is below the max event time before it, in microseconds."""
 
     partition: int
     offset: int
@@ -32,10 +32,10 @@ class Judged(NamedTuple):
     behind: int
 
 
-def judged(log: EventLog, name: str) -> list[Judged]:
-    """All events of a topic, judged by walking each partition and nothing else."""
+def walk_events(log: EventLog, name: str) -> list[WalkedEvent]:
+    """Returns all events of a topic, from a walk over each partition that uses no other code of lateness."""
     topic = log.open_topic(name)
-    found: list[Judged] = []
+    found: list[WalkedEvent] = []
     for end in log.ends(name):
         at, running = end.start, LOWEST
         while at < end.end:
@@ -47,7 +47,7 @@ def judged(log: EventLog, name: str) -> list[Judged]:
                 batch = topic.decode(end.partition, frame, data)
                 rows = zip(batch.offsets, batch.event_times, batch.arrival_times, batch.values.to_pylist(), strict=True)
                 for offset, occurred, received, value in rows:
-                    found.append(Judged(end.partition, int(offset), value, int(occurred), running - int(occurred)))
+                    found.append(WalkedEvent(end.partition, int(offset), value, int(occurred), running - int(occurred)))
                     if occurred <= received + topic.definition.ahead // _MICROSECOND:
                         running = max(running, int(occurred))
     return found
@@ -63,7 +63,7 @@ def expected_counts(log: EventLog, app: App, name: str, *, timed: bool = True) -
     """What must have become of the events of a pipeline that reads topics and quarantines nothing."""
     pipeline, counts = app.pipelines[name], EventCounts()
     for topic in pipeline.inputs:
-        events = judged(log, topic)
+        events = walk_events(log, topic)
         limit = allowed(log.topic(topic), pipeline.late)
         late = sum(event.behind > limit for event in events) if timed else 0
         dropped = isinstance(pipeline.late, DropLate)
@@ -77,7 +77,7 @@ def in_time(log: EventLog, name: str, late: object, *, timed: bool = True) -> pa
     """The events of a topic that count, as a table."""
     topic = log.topic(name)
     limit = allowed(topic, late)
-    rows = [event.value for event in judged(log, name) if not timed or event.behind <= limit]
+    rows = [event.value for event in walk_events(log, name) if not timed or event.behind <= limit]
     return pa.Table.from_pylist(rows, Input(name, topic).schema)
 
 
