@@ -305,4 +305,6 @@ def test_an_answer_that_breaks_off_does_not_look_whole(tmp_path: Path):
             file.write(b"damage")
         with pytest.raises(httpx.TransportError):
             web.get("/api/topics/orders/events")
-        assert web.get("/api/topics/orders/events", params={"start": 3500}).json()["code"] == "DAMAGED"
+        for accept in ("application/x-ndjson", "application/vnd.apache.arrow.stream"):
+            answer = web.get("/api/topics/orders/events", params={"start": 3500}, headers={"accept": accept})
+            assert answer.json()["code"] == "DAMAGED"

@@ -38,7 +38,7 @@ class RequestBodies:
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Returns the body of a request; its bytes count as buffered until the block ends.
+        """Reads the body of a request; its bytes count as buffered until the block ends.
 
         Raises:
             TooLargeError: The body is longer than `limit`, by its Content-Length or by count.
@@ -67,6 +67,11 @@ class RequestBodies:
             yield parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
             self.buffered -= taken
+
+    async def read_json(self, request: Request, type_: type[T]) -> T:
+        """Returns the document in the body of a request; raises what `read` and `parse_json` raise."""
+        async with self.read(request) as data:
+            return parse_json(data, type_)
 
     async def _read_parts(self, request: Request) -> AsyncIterator[bytes]:
         """Yields the parts as they arrive; raises when the client stops sending or is too slow."""

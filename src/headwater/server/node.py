@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from headwater import __version__
@@ -171,9 +170,7 @@ class Node:
     def __enter__(self) -> Node:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

@@ -154,7 +154,7 @@ class Notifier:
         return self._stop_future is not None and self._stop_future.done()
 
     def stop(self) -> None:
-        """End all waits."""
+        """End all waits and live streams, so that connections can close."""
         if not self.stop_future.done():
             self.stop_future.set_result(None)
 

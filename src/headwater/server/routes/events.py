@@ -141,7 +141,8 @@ class EventRoutes(Routes):
         `start` and `stop` are "earliest", "latest", "end", an offset or a time; `partitions` is a list such as 0,2.
         """
         accept = request.headers.get("accept", "")
-        reader = await self._threads.read(self._open_reader, name, start, stop, partitions)
+        bounds = parse_start(start), parse_start(stop), parse_partitions(partitions)
+        reader = await self._threads.read(open_reader, self._log, name, *bounds)
         if ARROW in accept:
             schema = (await self._threads.read(self._log.topic, name)).schema
             return await stream_response(self._threads.read, arrow_stream(schema, iter(reader)), ARROW)
@@ -150,9 +151,6 @@ class EventRoutes(Routes):
             page = await self._threads.read(_read_page, reader, most, clouds=CLOUD_EVENTS in accept)
             return Response(page, media_type=CLOUD_EVENTS if CLOUD_EVENTS in accept else JSON)
         return await stream_response(self._threads.read, _encode_lines(iter(reader), limit), NDJSON)
-
-    def _open_reader(self, name: str, start: str, stop: str, partitions: str | None) -> TopicReader:
-        return open_reader(self._log, name, parse_start(start), parse_start(stop), parse_partitions(partitions))
 
     @Route("DELETE", _PATH, "Delete a key from a compacted topic", body(Receipt), (UnknownTopicError, BadKeyError))
     async def delete(self, name: str, key: str) -> Response:

@@ -111,38 +111,21 @@ def _event_document(event: Event, value: bytes) -> dict[str, Any]:
 
 def arrow_stream(schema: pa.Schema, batches: Iterator[LogBatch]) -> Iterator[bytes]:
     """Yields the typed columns as an Arrow IPC stream; tombstones are left out."""
-    sink = _ChunkSink()
+    sink = io.BytesIO()
+
+    def drain() -> bytes:
+        data = sink.getvalue()
+        sink.seek(0)
+        sink.truncate()
+        return data
+
     with pa.ipc.new_stream(sink, schema) as writer:
-        yield sink.drain()
         for batch in batches:
             living = batch.select(~batch.tombstones) if "_hw.deleted" in batch.envelope else batch
             if living.values.num_rows:
                 writer.write_batch(living.values.cast(schema))
-                yield sink.drain()
-    yield sink.drain()
-
-
-class _ChunkSink:
-    """A file object that returns what was written to it, chunk by chunk."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._written: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._written.append(bytes(data))
-        return len(data)
-
-    def drain(self) -> bytes:
-        data, self._written = b"".join(self._written), []
-        return data
-
-    def flush(self) -> None:
-        pass
-
-    def writable(self) -> bool:
-        return True
+                yield drain()
+    yield drain()
 
 
 def parse_positions(text: str) -> Mapping[int, int]:
@@ -248,13 +231,9 @@ def _csv_cells(column: pa.Array) -> list[Any]:
     plain = [to_json_value(value) for value in values_of(column)]
     if pa.types.is_nested(column.type):
         plain = [None if value is None else msgspec.json.encode(value).decode() for value in plain]
-    if _is_number(column.type):
+    if pa.types.is_decimal(column.type):  # text here, but a number in the file: -1.5 is no formula
         return plain
     return [_escape_formula(value) if isinstance(value, str) else value for value in plain]
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _escape_formula(text: str) -> str:
