@@ -109,6 +109,7 @@ class Consumer:
             self._sync_if_due(changed)
             if self._ready:
                 return
+            # Three heartbeats per session timeout: one that comes late does not cost the partitions.
             left = self._session / 3 if deadline is None else deadline - time.monotonic()
             wait = max(0.0, min(left, self._session / 3))
             if self._reader.positions:

@@ -62,6 +62,7 @@ class TableReader:
             since: The position of the last change seen; all changes if left out.
             stop: "end" for the changes there are now, None to follow without an end.
         """
+        # Reads from the beginning even with `since`: earlier events are needed for the row before each change.
         rows: dict[bytes, dict[str, Any]] = {}
         seen: dict[int, int] = {}
         version = self._log.topic(self._topic).version

@@ -115,14 +115,14 @@ class Gateway:
         self.streams = EventStream(self.notifier, limits)
         self.sessions = GroupSessions(log, self.threads, limits)
         self.started_at = datetime.now(UTC)
-        self.started = time.monotonic()
+        self.started = time.monotonic()  # for the uptime, which a change of the system's clock must not affect
 
     def cap_wait(self, wanted: float) -> float:
         """Returns how many seconds a request may wait: what it asks for, up to the limit."""
         return max(0.0, min(wanted, self.limits.max_wait.total_seconds()))
 
     async def close(self) -> None:
-        """Remove the remote group members and close the watches and views."""
+        """Remove the remote group members, and close the watches and views."""
         await self.sessions.close()
         self.notifier.close()
         self.views.close()

@@ -137,7 +137,7 @@ SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 }
 _ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-# How long and how much of a refused body is still read, so that the client sees the response.
+# Bounds for reading the rest of a refused body, so that the client sees the response.
 _LINGER: Final = 2.0  # seconds
 _LINGER_BYTES: Final = 64 << 20
 
@@ -214,7 +214,7 @@ def _forbidden_error(what: str, value: bytes) -> ForbiddenError:
 
 
 class _Exchange:
-    """One request and its response; counts what is left of the request body."""
+    """One request and its response; knows whether a part of the request body is still unread."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, send_timeout: float) -> None:
         self._scope = scope
@@ -223,6 +223,7 @@ class _Exchange:
         self._send_timeout = send_timeout
         self.started = False
         self.finished = False
+        # A body that the application never reads must be read before the response ends; see `_drain_body`.
         self._body_pending = any(
             name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
             for name, value in scope["headers"]

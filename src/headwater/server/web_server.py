@@ -187,7 +187,7 @@ class WebServer(uvicorn.Server):
 
     def request_stop(self) -> None:
         """Stop gracefully; a second call stops at once."""
-        self.force_exit = self.should_exit
+        self.force_exit = self.should_exit  # uvicorn then stops waiting for requests
         self.should_exit = True
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The live stream of the dashboard: pipelines, engine, and rows of views as they change.
 
-A dashboard snapshot holds what one page shows. Each message has what changed since the previous snapshot.
+A snapshot holds what one open page shows. A message has what changed since the previous one.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class DashboardRoutes(Routes):
 
     @Route("GET", "/api/live", "Follow pipelines and rows of views live", body(None, EVENT_STREAM), (UnknownViewError,))
     async def live(self, views: str = "") -> Response:
-        """`views` is a list of names with commas. The stream sends everything once, then only what changes.
+        """`views` is a list of names, separated by commas. The stream sends everything once, then only what changes.
 
         Events are `pipelines` (all of them, with rate and lag), `engine`, and `rows` with the upserts and deletes of
         one view. Each row has its key as text in `_key`; `open` says by key whether the row's window may still change.
@@ -254,7 +254,7 @@ class _DashboardSource:
         self._idle = False
 
     async def next(self, timeout: float) -> list[bytes]:
-        """Returns what changed; an idle dashboard waits for a commit, each one for the shortest interval."""
+        """Returns what changed, at most once per minimum interval; while nothing changes, waits for a commit."""
         await self._notifier.wait(timeout=self._polled_at + _MIN_INTERVAL - time.monotonic())
         if self._idle:
             await self._notifier.wait(*self._commits, timeout=min(timeout, _MAX_INTERVAL - _MIN_INTERVAL))

@@ -97,6 +97,7 @@ class FrameRoutes(Routes):
                 subscriptions.append(stack.enter_context(await notifier.watch_group(wanted.group, name)))
             changes = [watch.next_change for watch in subscriptions]
             while True:
+                # Only the topic's future is taken anew: a change of the group ends the wait whenever it came.
                 changes[0] = subscriptions[0].next_change
                 found = await self._threads.read(self._read_frames, name, wanted)
                 left = deadline - time.monotonic()

@@ -152,7 +152,7 @@ class GroupRoutes(Routes):
     async def changes(self, request: Request, group: str, topic: str) -> Response:
         """Members whose connection is lost during the wait lose their partitions soon after."""
         wanted = await self._gateway.bodies.read_json(request, documents.GroupChangeRequest)
-        await self._threads.read(self._groups.state, group, topic)
+        await self._threads.read(self._groups.state, group, topic)  # raises if there is no such group
         self._sessions.renew(*wanted.members)
         with await self._notifier.watch_group(group, topic) as subscription:
             if wanted.mark == subscription.token and await self._wait_or_disconnect(request, subscription, wanted.wait):

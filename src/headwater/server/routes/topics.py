@@ -96,7 +96,7 @@ class TopicRoutes(Routes):
         (UnknownTopicError,),
     )
     async def schema(self, request: Request, name: str, version: int | None = None) -> Response:
-        """The Accept header chooses JSON Schema, Spark DDL or an Arrow schema message; JSON (the default) has all."""
+        """The Accept header chooses JSON Schema, Spark DDL or an Arrow schema message; JSON, the default, has all."""
         topic = await self._threads.read(self._log.topic, name)
         number = topic.version if version is None else version
         if not 1 <= number <= topic.version:
