@@ -27,6 +27,21 @@ from headwater.server.problems import headers_too_long, http_problem, internal_e
 __all__ = ["SECURITY_HEADERS", "RequestBodies", "RequestGuard", "media_type", "parse_json"]
 
 T = TypeVar("T")
+logger = logging.getLogger("headwater.server")
+
+SECURITY_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
+_ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+# Bounds for reading the rest of a refused body, so that the client sees the response.
+_LINGER: Final = 2.0  # seconds
+_LINGER_BYTES: Final = 64 << 20
 
 
 class RequestBodies:
@@ -123,23 +138,6 @@ def parse_json(data: bytes, type_: type[T]) -> T:
         reason: Any = "it is nested too deeply" if isinstance(error, RecursionError) else error
         what = f"the body is not JSON: {reason}"
         raise BadJsonError(what, row=0) from None
-
-
-logger = logging.getLogger("headwater.server")
-
-SECURITY_HEADERS: Final = {
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-}
-_ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-# Bounds for reading the rest of a refused body, so that the client sees the response.
-_LINGER: Final = 2.0  # seconds
-_LINGER_BYTES: Final = 64 << 20
 
 
 class RequestGuard:

@@ -42,6 +42,13 @@ from headwater.server.routes.views import ViewRoutes
 __all__ = ["GuardedConnection", "WebServer", "make_routes"]
 
 ROUTES: Final = [TopicRoutes, EventRoutes, FrameRoutes, GroupRoutes, ViewRoutes, DashboardRoutes, NodeRoutes]
+_DRAIN_TIMEOUT: Final = 8  # seconds that running requests have when the node stops
+_PROBLEM_HEADERS: Final = [
+    (b"content-type", PROBLEM.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"connection", b"close"),
+]
 
 
 def make_routes(gateway: Gateway) -> FastAPI:
@@ -59,14 +66,6 @@ def make_routes(gateway: Gateway) -> FastAPI:
     problems.install(app)
     openapi.install(app)
     return app
-
-
-_PROBLEM_HEADERS: Final = [
-    (b"content-type", PROBLEM.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"cache-control", b"no-store"),
-    (b"connection", b"close"),
-]
 
 
 class GuardedConnection(H11Protocol):
@@ -147,9 +146,6 @@ class GuardedConnection(H11Protocol):
         self.transport.close()
 
 
-_DRAIN_TIMEOUT: Final = 8  # seconds that running requests have when the node stops
-
-
 class WebServer(uvicorn.Server):
     """Serves a gateway on a socket.
 
@@ -181,8 +177,7 @@ class WebServer(uvicorn.Server):
 
     async def serve_until_stopped(self, listening: socket.socket) -> None:
         """Serve until `request_stop`, SIGTERM or Ctrl-C."""
-        with self._handle_signals():
-            await self.serve(sockets=[listening])
+        await self.serve(sockets=[listening])
         await self._gateway.close()
 
     def request_stop(self) -> None:
@@ -190,9 +185,12 @@ class WebServer(uvicorn.Server):
         self.force_exit = self.should_exit  # uvicorn then stops waiting for requests
         self.should_exit = True
 
+    # -- called by uvicorn -----------------------------------------------------------------------------------------
+
     @contextlib.contextmanager
-    def _handle_signals(self) -> Iterator[None]:
-        """Stop on SIGINT and SIGTERM; only the main thread can handle signals."""
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGINT and SIGTERM. Uvicorn's own method would raise them again when the server has stopped."""
+        # Only the main thread can handle signals.
         loop = asyncio.get_running_loop()
         mine = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         for number in mine:
@@ -202,8 +200,6 @@ class WebServer(uvicorn.Server):
         finally:
             for number in mine:
                 loop.remove_signal_handler(number)
-
-    # -- called by uvicorn -----------------------------------------------------------------------------------------
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept requests."""
@@ -219,8 +215,3 @@ class WebServer(uvicorn.Server):
             if isinstance(connection, GuardedConnection):
                 connection.abort()
         await asyncio.sleep(0)  # let the aborts take effect
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: uvicorn would raise them again when it is done."""
-        yield

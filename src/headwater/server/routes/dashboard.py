@@ -200,17 +200,14 @@ class RowSnapshot:
         key = [shown[name] for name in self._table.key]
         return shown | {"_key": msgspec.json.encode(key).decode()}
 
-    def _window_end(self, row: Document) -> int | None:
-        window = row.get(self._table.window or "") if self._table else None
-        end = window["end"] if window else None
-        return micros(end if end.tzinfo else end.replace(tzinfo=UTC)) if isinstance(end, datetime) else None
-
     def _track_window(self, row: Document, document: Document, watermark: int | None) -> dict[str, bool]:
         """Returns by key whether the row's window may still change; an open one is remembered until it closes."""
-        key, end = document["_key"], self._window_end(row)
+        assert self._table is not None
+        key, window = document["_key"], row.get(self._table.window or "")
         self._open.pop(key, None)
-        if end is None:
+        if not window or not isinstance(window["end"], datetime):
             return {}
+        end = micros(window["end"] if window["end"].tzinfo else window["end"].replace(tzinfo=UTC))
         is_open = watermark is None or end > watermark
         if is_open:
             self._open[key] = (end, document)

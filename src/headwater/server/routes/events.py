@@ -104,7 +104,8 @@ class EventRoutes(Routes):
                     detail=f"the media type must be {JSON}, {CLOUD_EVENT} or {NDJSON}",
                     fix=f"-H 'Content-Type: {JSON}'",
                 )
-            attributes.update_from_query(parameters)
+            for attribute, given in parameters.items():  # the query takes precedence over headers and document
+                attributes.set(attribute, given)
             receipt = await self._threads.append(self._gateway.ingest.append_one, name, value, attributes)
             return json_response(receipt, 200 if receipt.duplicate or receipt.dropped else 201)
 

@@ -44,6 +44,15 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 CLOUD_EVENTS: Final = "application/cloudevents-batch+json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+CSV: Final = "text/csv; charset=utf-8"
+PARQUET: Final = "application/vnd.apache.parquet"
+MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW, "parquet": PARQUET}
+"""The media type of each file name extension."""
+
+_CHUNK_ROWS: Final = 5_000  # rows of a view in one chunk of CSV or NDJSON
+# Spreadsheets read a cell that begins with one of these as a formula or skip the character.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LINE_ENDS: Final = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
 
@@ -145,17 +154,6 @@ def parse_positions(text: str) -> Mapping[int, int]:
             detail="an id looks like 0:13,1:7 (partition:next offset)",
             offset=text[:80],
         ) from None
-
-
-CSV: Final = "text/csv; charset=utf-8"
-PARQUET: Final = "application/vnd.apache.parquet"
-MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW, "parquet": PARQUET}
-"""The media type of each file name extension."""
-
-_CHUNK_ROWS: Final = 5_000  # rows
-# Spreadsheets read a cell that begins with one of these as a formula or skip the character.
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_micros(micros: int | None) -> str | None:
