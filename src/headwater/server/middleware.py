@@ -53,7 +53,7 @@ class RequestBodies:
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Reads the body of a request; its bytes count as buffered until the block ends.
+        """Yields the body of a request; its bytes count as buffered until the block ends.
 
         Raises:
             TooLargeError: The body is longer than `limit`, by its Content-Length or by count.
