@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from headwater.errors import BadTimeError
 
-__all__ = ["duration", "format_duration", "micros", "moment", "size"]
+__all__ = ["duration", "format_duration", "micros", "moment", "size", "to_seconds"]
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _UNIT_NAMES = {
@@ -49,6 +49,16 @@ def duration(text: str | timedelta) -> timedelta:
         return timedelta(seconds=seconds)
     except OverflowError:
         raise _parse_error("duration", text, "it is longer than a timedelta can hold") from None
+
+
+def to_seconds(value: float | str | timedelta) -> float:
+    """Returns a duration in seconds; a number is in seconds already.
+
+    Example:
+        >>> to_seconds("2 minutes"), to_seconds(0.5)
+        (120.0, 0.5)
+    """
+    return duration(value).total_seconds() if isinstance(value, str | timedelta) else value
 
 
 def size(text: str | int) -> int:

@@ -233,7 +233,7 @@ class SendingContract:
         assert counts["refused"] >= 1
         assert counts["offered"] == counts["appended"] + counts["refused"]
 
-    def test_the_door_counts_what_it_decided(self, client: hw.Client):
+    def test_appends_are_counted_by_outcome(self, client: hw.Client):
         name = fresh()
         client.create_topic(name, Order)
         client.send_many(name, orders(5))

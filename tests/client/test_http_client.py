@@ -40,7 +40,7 @@ class TestHttpClient(ClientContract):
 
 
 def test_a_connection_that_comes_after_closing_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch):
-    """Another thread, such as that of a consumer's pulse, may have begun a request without a connection yet."""
+    """Another thread, such as the one that sends heartbeats, may have begun a request without a connection yet."""
     opened: list[socket.socket] = []
     begun, closed = threading.Event(), threading.Event()
     connect = socket.create_connection

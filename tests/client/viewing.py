@@ -85,7 +85,7 @@ class ViewingContract:
     def test_a_key_that_does_not_fit_is_refused(self, client: hw.Client, revenue: Keeper, totals: Keeper):
         with pytest.raises(errors.BadKeyError) as caught:
             client.view(revenue.table.name).get("ink")
-        assert "minute, category" in str(caught.value.detail)
+        assert caught.value.data == {"view": revenue.table.name}
         for key in (7, ("ink", "pens"), {"name": "ink"}):
             with pytest.raises(errors.BadKeyError):
                 client.view(totals.table.name).get(key)
@@ -107,7 +107,6 @@ class ViewingContract:
         with pytest.raises(errors.UnknownViewError) as caught:
             client.view(name[:-1]).rows()
         assert name in caught.value.data["near"]
-        assert name in str(caught.value.detail)
 
     def test_a_wrong_condition_is_refused(self, client: hw.Client, totals: Keeper):
         view = client.view(totals.table.name)
@@ -171,7 +170,7 @@ class ViewingContract:
         receipt = client.send(other, {"page": "/"})
         with pytest.raises(errors.UnknownTopicError) as caught:
             client.view(totals.table.name).rows(after=receipt, timeout=5)
-        assert totals.topic in str(caught.value.detail)
+        assert caught.value.data == {"topic": other, "view": totals.table.name}
 
     def test_an_event_is_followed_through_a_chain_of_views(self, client: hw.Client, folder: Path, totals: Keeper):
         behind = Keeper(folder, replace(TOTALS, name=fresh("behind")), totals.changes.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import httpx
@@ -12,6 +13,8 @@ import pytest
 
 import headwater as hw
 from headwater.server import Node
+from tests.client.shop import fresh
+from tests.kept_views import TOTALS, Keeper, replace
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +36,24 @@ def client(node: Node) -> Iterator[hw.Client]:
     """Our own client of the node."""
     with hw.connect(node.url) as client:
         yield client
+
+
+def total(category: str, n: int) -> dict[str, Any]:
+    """A row of the view `totals`."""
+    return {"category": category, "n": n, "sum": Decimal(n)}
+
+
+@pytest.fixture
+def totals(node: Node, client: hw.Client) -> Iterator[Keeper]:
+    """A view of one row after two commits, one event behind its topic."""
+    topic = fresh()
+    client.create_topic(topic, "order_id string")
+    client.send_many(topic, [{"order_id": "x"}] * 4)
+    keeper = Keeper(node.log.folder, replace(TOTALS, name=fresh("totals")), topic)
+    keeper.commit([total("pens", 1), total("ink", 1)], events=2)
+    keeper.commit([total("pens", 2)], deletes=[{"category": "ink"}])
+    yield keeper
+    keeper.close()
 
 
 class Answer(NamedTuple):

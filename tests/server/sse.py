@@ -46,10 +46,22 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
 
 
 @contextlib.contextmanager
-def following(web: httpx.Client, name: str, last: str | None = None, **params: Any) -> Iterator[Iterator[Message]]:
-    """The messages of a topic's live stream; comments are left out."""
+def stream(web: httpx.Client, path: str, last: str | None = None, **params: Any) -> Iterator[Iterator[Message]]:
+    """The messages of a live stream; comments are left out."""
     headers = {"accept": "text/event-stream"} | ({"last-event-id": last} if last is not None else {})
-    with web.stream("GET", f"/api/topics/{name}/follow", params=params, headers=headers) as answer:
+    with web.stream("GET", path, params=params, headers=headers) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield (message for message in messages(answer.iter_lines()) if message.data)
+
+
+def following(
+    web: httpx.Client, name: str, last: str | None = None, **params: Any
+) -> contextlib.AbstractContextManager[Iterator[Message]]:
+    """The messages of a topic's live stream."""
+    return stream(web, f"/api/topics/{name}/follow", last, **params)
+
+
+def taken(found: Iterator[Message], number: int) -> list[Message]:
+    """The next messages."""
+    return [next(found) for _ in range(number)]

@@ -9,7 +9,7 @@ export interface Facts {
   trouble: boolean;
 }
 
-/** The two lines of a box, always of the present moment. */
+/** The two lines of a box, from the newest data. */
 export function factsOf(box: Box): Facts {
   if (box.kind === "topic") {
     const topic = live.topics.find((one) => one.name === box.name);

@@ -9,7 +9,7 @@ export interface Layout {
   height: number;
 }
 
-/** Where each box stands, from left to right. */
+/** The position of each box, from left to right. */
 export function layoutOf(graph: Graph): Layout {
   const drawing = new dagre.graphlib.Graph();
   drawing.setGraph({ rankdir: "LR", nodesep: 16, ranksep: 110, marginx: 4, marginy: 4 });

@@ -23,7 +23,7 @@ class Address {
     this.graphAsTable = query.get("flow") === "table";
   }
 
-  /** Change what is shown; a choice is a step back and forth, a switch is not. */
+  /** Change what is shown. A choice becomes an entry in the history of the browser, a switch does not. */
   set(change: Partial<Pick<Address, "views" | "topic" | "pipeline" | "paused" | "utc" | "graphAsTable">>): void {
     Object.assign(this, change);
     const query = new URLSearchParams();

@@ -7,14 +7,14 @@ const short = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3 });
 export const count = (value: number): string => whole.format(value);
 export const plural = (value: number, one: string, many: string): string => `${count(value)} ${value === 1 ? one : many}`;
 
-/** Events per second: one digit behind the point while it is small. */
+/** Events per second, with one decimal below 10. */
 export function rated(rate: number | null): string {
   if (rate === null) return "–";
   if (rate >= 10) return whole.format(Math.round(rate));
   return rate > 0 ? tenth.format(rate) : "0";
 }
 
-/** A duration in seconds as people say it: 0.3 s, 12 s, 4 min 10 s, 3 h 20 min, 2 d 4 h. */
+/** A number of seconds as a duration: 0.3 s, 12 s, 4 min 10 s, 3 h 20 min, 2 d 4 h. */
 export function span(seconds: number | null): string {
   if (seconds === null) return "–";
   const value = Math.max(0, seconds);

@@ -2,7 +2,7 @@ import type { RowsMessage, Upsert } from "./wire";
 
 const MOST_ROWS = 20_000;
 
-/** What came while the page was paused: the latest of each row, so that a long pause costs no more than a short one. */
+/** Messages that arrived while the page was paused. Keeps the latest state of each row, so that memory does not grow with the pause. */
 export class Held {
   messages = 0;
   overflown = false;

@@ -1,4 +1,4 @@
-// Everything the page knows of the node: one stream of live messages, and a look at topics and views now and then.
+// What the page knows of the node: one live stream, and regular polls of topics and views.
 
 import { SvelteMap } from "svelte/reactivity";
 import { address } from "./address.svelte";
@@ -20,10 +20,10 @@ import {
 } from "./wire";
 
 const LOOK_EVERY = 2000; // ms
-const PATIENCE = 30_000; // ms that a look may take; a node with very many topics is slow at first
+const PATIENCE = 30_000; // ms until a poll fails; a node with very many topics is slow at first
 const WAITS = [500, 1000, 2000, 4000]; // ms before the next try
 const NEWEST: Record<string, string> = { hw_batches: "-committed_at", hw_late: "-received_at", hw_quarantine: "-received_at" };
-const FIRST_PICTURE = 1500; // ms in which a page that opens paused still takes what comes
+const FIRST_PICTURE = 1500; // ms in which a page that opens paused still shows messages
 
 export type Connection = "connecting" | "live" | "lost" | "hidden";
 
@@ -59,7 +59,7 @@ class Live {
     this.#open();
   }
 
-  /** Which views' rows are wanted; the stream is opened anew when they change. */
+  /** Choose the views whose rows are shown; the stream is opened again when they change. */
   choose(names: string[]): void {
     if (names.join(",") === this.#chosen.join(",")) return;
     this.#chosen = names;
@@ -68,7 +68,7 @@ class Live {
     this.#openIfOther();
   }
 
-  /** Show what was held back. */
+  /** Show the messages that were held back. */
   release(): void {
     const waiting = this.#waiting;
     this.#waiting = new Held();
@@ -100,7 +100,7 @@ class Live {
     on("problem", () => this.#source === source && this.#lost());
   }
 
-  /** What to ask for: an unknown view would be refused, and system views are looked at instead. */
+  /** The views to subscribe to: the node refuses unknown views, and system views are polled instead. */
   get #wanted(): string {
     const known = new Set(this.views.filter((view) => view.kind === "view").map((view) => view.name));
     return this.#chosen.filter((name) => known.has(name)).map(encodeURIComponent).join(",");
@@ -169,7 +169,7 @@ class Live {
     } else this.tables.get(message.view)?.take(message);
   }
 
-  // -- looks -----------------------------------------------------------------------------------------------------
+  // -- polls -----------------------------------------------------------------------------------------------------
 
   async #looking(): Promise<void> {
     const version = await this.#get("/api/version");

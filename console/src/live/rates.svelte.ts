@@ -9,13 +9,13 @@ interface Seen {
   at: number;
 }
 
-/** Batches come in steps; a mean that forgets shows the flow between them. */
+/** Rows arrive in batches; an exponential moving average smooths their rate. */
 const calmed = (before: number | undefined, now: number): number => {
   const mean = before === undefined ? now : 0.7 * before + 0.3 * now;
   return mean < 0.05 ? 0 : Math.max(0, mean);
 };
 
-/** Rates over time, for the small lines: of topics from their ends, of pipelines as the node tells them. */
+/** Rates over time, for the sparklines: of topics from their ends, of pipelines as the node reports them. */
 export class Rates {
   readonly topics = new SvelteMap<string, number[]>();
   readonly pipelines = new SvelteMap<string, number[]>();

@@ -4,14 +4,14 @@ export interface Row {
   key: string;
   cells: Cells;
   open: boolean | null;
-  /** How often each cell has flashed: an odd and an even number are two names of one animation. */
+  /** How often each cell has flashed. Odd and even numbers have different animation names, so that it starts again. */
   flashes: Record<string, number>;
 }
 
-const MOST = 2000; // rows; the first picture has 500 at most
+const MOST = 2000; // rows; the first message has 500 at most
 const FLASH_EVERY = 400; // ms, so that no cell flashes three times a second
 
-/** The rows of one view as the page has them. */
+/** The rows of one view that the page holds. */
 export class Rows {
   version = $state(0);
   columns = $state.raw<string[]>([]);
@@ -27,7 +27,7 @@ export class Rows {
     if (message.whole) this.#keepOnly(new Set(message.upserts.map((one) => one.key)));
     for (const key of message.deletes) this.#remove(key);
     const first = this.#rows.size === 0;
-    // The newest come first in a picture; what is oldest is let go of first.
+    // A whole message has the newest rows first. They are added last, because the first ones are removed first.
     for (const one of message.whole ? message.upserts.toReversed() : message.upserts) this.#put(one, first);
     for (const key of this.#rows.keys()) {
       if (this.#rows.size <= MOST) break;

@@ -1,5 +1,5 @@
-// What the node sends, made safe to use: a field that is missing or of another kind becomes a plain default,
-// so that one odd row never empties the page.
+// Parses what the node sends. A field that is missing or has another type gets a default, so that one odd row never
+// empties the page.
 
 export type Cell = string | number | boolean | null | Cell[] | { [name: string]: Cell };
 export type Cells = Record<string, Cell>;
@@ -83,7 +83,7 @@ const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
 const document = (value: unknown): Document =>
   value !== null && typeof value === "object" && !Array.isArray(value) ? (value as Document) : {};
 
-/** Structured columns of system views are JSON text; in live messages they may come as they are. */
+/** Structured columns of system views are JSON text; in live messages they may be values already. */
 function unfolded(value: unknown): unknown {
   if (typeof value !== "string") return value;
   try {
@@ -161,7 +161,7 @@ export function topicsOf(value: unknown): TopicInfo[] {
   });
 }
 
-/** A key as one text, whatever its columns are. */
+/** A key as one text, for any number of columns. */
 export const keyText = (key: unknown): string => (typeof key === "string" ? key : JSON.stringify(key));
 
 export function rowsOf(value: unknown): RowsMessage {

@@ -6,7 +6,8 @@ implementations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from headwater.client.view import TableReader, View
 from headwater.errors import BadSettingError, HeadwaterError, SourceLocation
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.events.envelope import Receipts
-from headwater.log import EventLog, LogBatch, Start, Topic
+from headwater.log import EventLog, LogBatch, Start, Topic, WriteBatch
 from headwater.log.protocol import Log
+from headwater.log.write_batch import EventEncoder
 from headwater.profiles import Profile, read_profile, redact
 from headwater.store import SqlResult
 from headwater.store.views.lag import PipelineLag, pipeline_lags
@@ -122,15 +124,11 @@ class Client(QueueMethods):
             >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
             2
         """
-        return self.log.append(
-            topic, self._encoders.encode(topic, lambda encoder, now: encoder.encode_many(rows, keys, now))
-        )
+        return self._append(topic, lambda encoder, now: encoder.encode_many(rows, keys, now))
 
     def send_json(self, topic: str, lines: Sequence[bytes]) -> Receipts:
         """Send events given as JSON objects, one per line."""
-        return self.log.append(
-            topic, self._encoders.encode(topic, lambda encoder, now: encoder.encode_json(lines, now))
-        )
+        return self._append(topic, lambda encoder, now: encoder.encode_json(lines, now))
 
     def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key from a compacted topic by appending a tombstone.
@@ -144,8 +142,10 @@ class Client(QueueMethods):
             >>> client.table("products").rows()
             []
         """
-        rows = self._encoders.encode(topic, lambda encoder, now: encoder.encode_tombstone(key, now))
-        return self.log.append(topic, rows)[0]
+        return self._append(topic, lambda encoder, now: encoder.encode_tombstone(key, now))[0]
+
+    def _append(self, topic: str, make: Callable[[EventEncoder, int], WriteBatch]) -> Receipts:
+        return self.log.append(topic, self._encoders.encode(topic, make))
 
     def producer(self, topic: str, *, id: str | None = None) -> Producer:
         """Returns a producer that sends in the background; with an `id`, repeated sends are recognised."""
@@ -184,7 +184,8 @@ class Client(QueueMethods):
                 yield from batch.events()
             else:
                 for event in batch.events():
-                    yield event if event.value is None else _to_type(event, as_)
+                    value = None if event.value is None else from_row(as_, event.value)
+                    yield msgspec.structs.replace(event, value=value)
 
     def read_arrow(
         self,
@@ -203,11 +204,8 @@ class Client(QueueMethods):
     def _batches(
         self, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None
     ) -> Iterator[LogBatch]:
-        reader = open_reader(self.log, topic, start, stop, partitions)
-        try:
+        with closing(open_reader(self.log, topic, start, stop, partitions)) as reader:
             yield from reader
-        finally:
-            reader.close()
 
     def consumer(
         self,
@@ -330,10 +328,6 @@ def _find_views(log: Log) -> ViewSource:
         what = "a Kafka URL does not say where the views are stored"
         raise BadSettingError(what, fix='hw.connect(profile="…"), with a profile that names log and store')
     return HttpViews(log.transport)
-
-
-def _to_type(event: Event, as_: type) -> Event:
-    return msgspec.structs.replace(event, value=from_row(as_, event.value or {}))
 
 
 def connect(where: str | Path | None = None, *, profile: str | None = None, clock: Clock | None = None) -> Client:

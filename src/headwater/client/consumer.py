@@ -15,7 +15,7 @@ from headwater.events import Clock, Event
 from headwater.log import Start
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader, age_of_oldest
-from headwater.units import duration
+from headwater.units import to_seconds
 
 __all__ = ["Consumer", "Lag", "OffsetReset", "find_offsets", "group_lags", "open_reader", "reset_group"]
 
@@ -76,8 +76,7 @@ class Consumer:
 
     def poll(self, timeout: float | str | timedelta = 0, most: int = 500) -> list[Event]:
         """Returns up to `most` events; waits up to `timeout` for the first."""
-        seconds = duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else timeout
-        self._fill(seconds)
+        self._fill(to_seconds(timeout))
         events = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
         for event in events:
             self._uncommitted[event.partition] = event.offset + 1
@@ -110,6 +109,7 @@ class Consumer:
             self._sync_if_due(changed)
             if self._ready:
                 return
+            # Three heartbeats per session timeout: one that comes late does not cost the partitions.
             left = self._session / 3 if deadline is None else deadline - time.monotonic()
             wait = max(0.0, min(left, self._session / 3))
             if self._reader.positions:

@@ -24,6 +24,7 @@ class EncoderCache:
     def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
         self._clock = clock
+        # No lock: if two threads make the encoder of a topic at the same time, either one serves.
         self._encoders: dict[str, EventEncoder] = {}
 
     def encode(self, topic: str, make: Callable[[EventEncoder, int], R]) -> R:

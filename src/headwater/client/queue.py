@@ -17,9 +17,9 @@ from headwater.queues import Queue, QueueOptions
 from headwater.queues.message import Message, MessageCodec, edit_message, key_text
 from headwater.queues.protocol import Broker, DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm, Receiver
 from headwater.queues.request_reply.protocol import PendingRequest, Replies, Requester, ask_all
-from headwater.units import duration
+from headwater.units import duration, to_seconds
 
-__all__ = ["OpenQueue", "PublishOptions", "QueueMethods", "to_seconds"]
+__all__ = ["OpenQueue", "PublishOptions", "QueueMethods"]
 
 
 class PublishOptions(TypedDict, total=False):
@@ -83,7 +83,7 @@ class OpenQueue:
         """The queue's name."""
         return self.definition.name
 
-    # -- publish---------------------------------------------------------------------------------------------------
+    # -- publish -------------------------------------------------------------------------------------------------
 
     def publish(self, value: Any, **options: Unpack[PublishOptions]) -> PublishConfirm:
         """Publish one message and wait until it is as safe as the queue's durability promises.
@@ -131,15 +131,15 @@ class OpenQueue:
         found = to_row(value).get(field) if given is None and field is not None else given
         return None if found is None else key_text(found)
 
-    # -- receive--------------------------------------------------------------------------------------------------
+    # -- receive -------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | str | timedelta | None = 0) -> Message | None:
-        """Returns the next message; None after `timeout` (in seconds, if it is a number).
+        """Returns the next message; None if there is none within the timeout.
 
         Args:
-            timeout: How long to wait; None waits without a limit.
+            timeout: How long to wait; a number is in seconds, None waits without a limit.
         """
-        found = self._open_receiver().receive(to_seconds(timeout), 1)
+        found = self._open_receiver().receive(None if timeout is None else to_seconds(timeout), 1)
         return Message(self._open_receiver(), found[0], self._codec) if found else None
 
     def __iter__(self) -> Iterator[Message]:
@@ -193,16 +193,6 @@ class OpenQueue:
 
     def __repr__(self) -> str:
         return f"OpenQueue({self.name!r})"
-
-
-def to_seconds(timeout: float | str | timedelta | None) -> float | None:
-    """Returns a duration in seconds; a number is in seconds already.
-
-    Example:
-        >>> to_seconds("2 minutes"), to_seconds(0.5), to_seconds(None)
-        (120.0, 0.5, None)
-    """
-    return duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else timeout
 
 
 class QueueMethods:
@@ -314,13 +304,13 @@ class QueueMethods:
             timeout: How long to wait for all replies; a number is in seconds.
             as_: The class of the replies; plain values if left out.
         """
-        return ask_all(self._open_requester(), subject, list(values), to_seconds(timeout) or 0.0, as_)
+        return ask_all(self._open_requester(), subject, list(values), to_seconds(timeout), as_)
 
     def request(
         self, subject: str, value: Any, *, timeout: float | str | timedelta = 5, as_: type | None = None
     ) -> PendingRequest:
         """Returns a request that another thread can cancel."""
-        return self._open_requester().request(subject, value, to_seconds(timeout) or 0.0, as_)
+        return self._open_requester().request(subject, value, to_seconds(timeout), as_)
 
     def _open_requester(self) -> Requester:
         with self._lock:

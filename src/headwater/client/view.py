@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict, Unpack, cast
 
@@ -16,7 +17,7 @@ from headwater.log.protocol import Log
 from headwater.store import ViewTable
 from headwater.store.views.changes import ChangelogReader, read_snapshot, resolve_position, start_offset
 from headwater.store.views.view_query import ViewQuery, ViewSource, normalize_receipts
-from headwater.units import duration
+from headwater.units import to_seconds
 
 __all__ = ["ReadOptions", "TableReader", "View"]
 
@@ -61,6 +62,7 @@ class TableReader:
             since: The position of the last change seen; all changes if left out.
             stop: "end" for the changes there are now, None to follow without an end.
         """
+        # Reads from the beginning even with `since`: earlier events are needed for the row before each change.
         rows: dict[bytes, dict[str, Any]] = {}
         seen: dict[int, int] = {}
         version = self._log.topic(self._topic).version
@@ -96,12 +98,9 @@ class TableReader:
         )
 
     def _events(self, stop: Start | None) -> Iterator[Event]:
-        reader = open_reader(self._log, self._topic, "earliest", stop)
-        try:
+        with closing(open_reader(self._log, self._topic, "earliest", stop)) as reader:
             for batch in reader:
                 yield from (event for event in batch.events() if event.error is None)
-        finally:
-            reader.close()
 
 
 def _apply(rows: dict[bytes, dict[str, Any]], event: Event) -> None:
@@ -221,11 +220,10 @@ class View:
     def _query(self, options: Mapping[str, Any]) -> ViewQuery:
         given = dict(options)
         after = normalize_receipts(given.pop("after", None))
-        timeout = given.pop("timeout", 10.0)
-        seconds = duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else float(timeout)
+        timeout = to_seconds(given.pop("timeout", 10.0))
         order = given.pop("order", None)
         columns = None if order is None else tuple([order] if isinstance(order, str) else order)
-        return ViewQuery(self.name, after=after, timeout=seconds, order=columns, **given)
+        return ViewQuery(self.name, after=after, timeout=timeout, order=columns, **given)
 
     def __repr__(self) -> str:
         return f"View({self.name!r})"

@@ -1,7 +1,7 @@
-"""The page in the browser: built files, ready to be served; nothing here is written by hand.
+"""The built files of the web console.
 
-The source is in the folder `console/` of the repository; `make console` builds it into `assets/`, and the built files
-are kept in the repository, so that nobody needs Node to use or install Headwater. A server enters at `ASSETS`.
+The source is in the folder `console/` of the repository; `make console` builds it into `assets/`. The built files are
+in the repository, so that Headwater can be installed and used without Node.js. Enter at `ASSETS`.
 """
 
 from pathlib import Path
@@ -10,4 +10,4 @@ from typing import Final
 __all__ = ["ASSETS"]
 
 ASSETS: Final = Path(__file__).with_name("assets")
-"""The folder of the built page: `index.html`, what it loads, `manifest.json` and the licences of what is in it."""
+"""The folder of the built page: `index.html`, the files it loads, `manifest.json`, and the licences of its packages."""

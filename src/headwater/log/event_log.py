@@ -48,7 +48,7 @@ _OPEN_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class PartitionRange:
-    """The contents of a partition: offsets `[start, end)`, its event time, and the last arrival."""
+    """The offset range [start, end) of a partition, its max event time and last append, in microseconds since 1970."""
 
     partition: int
     start: int

@@ -11,21 +11,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-import numpy as np
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from headwater.backends import open_views
 from headwater.errors import HeadwaterError
-from headwater.events import moments_of
-from headwater.events.values import format_moment
 from headwater.log import EventLog, Membership
 from headwater.server.limits import Limits, ThreadLimits
 from headwater.server.middleware import RequestBodies
 from headwater.server.notifier import Notifier
 from headwater.server.serializers.requests import EventIngest
 from headwater.server.sse import EventStream
-from headwater.store.status import read_engine_status
 
 __all__ = ["Gateway", "GroupSessions", "json_response", "stream_response"]
 
@@ -119,26 +115,14 @@ class Gateway:
         self.streams = EventStream(self.notifier, limits)
         self.sessions = GroupSessions(log, self.threads, limits)
         self.started_at = datetime.now(UTC)
-        self.started = time.monotonic()
-
-    def engine(self) -> dict[str, Any] | None:
-        """Returns the engine's state, detail and since when; None if no engine ever ran on this folder."""
-        known = read_engine_status(self.log.folder)
-        if known is None:
-            return None
-        since = format_moment(moments_of(np.array([known.since]))[0])
-        return {"state": known.state, "detail": known.detail, "since": since}
+        self.started = time.monotonic()  # for the uptime, which a change of the system's clock must not affect
 
     def cap_wait(self, wanted: float) -> float:
         """Returns how many seconds a request may wait: what it asks for, up to the limit."""
         return max(0.0, min(wanted, self.limits.max_wait.total_seconds()))
 
-    def stop(self) -> None:
-        """End all live streams and waits, so that connections can close."""
-        self.notifier.stop()
-
     async def close(self) -> None:
-        """Remove the remote group members and close the watches and views."""
+        """Remove the remote group members, and close the watches and views."""
         await self.sessions.close()
         self.notifier.close()
         self.views.close()

@@ -27,6 +27,21 @@ from headwater.server.problems import headers_too_long, http_problem, internal_e
 __all__ = ["SECURITY_HEADERS", "RequestBodies", "RequestGuard", "media_type", "parse_json"]
 
 T = TypeVar("T")
+logger = logging.getLogger("headwater.server")
+
+SECURITY_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
+_ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+# Bounds for reading the rest of a refused body, so that the client sees the response.
+_LINGER: Final = 2.0  # seconds
+_LINGER_BYTES: Final = 64 << 20
 
 
 class RequestBodies:
@@ -38,7 +53,7 @@ class RequestBodies:
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Returns the body of a request; its bytes count as buffered until the block ends.
+        """Yields the body of a request; its bytes count as buffered until the block ends.
 
         Raises:
             TooLargeError: The body is longer than `limit`, by its Content-Length or by count.
@@ -67,6 +82,11 @@ class RequestBodies:
             yield parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
             self.buffered -= taken
+
+    async def read_json(self, request: Request, type_: type[T]) -> T:
+        """Returns the document in the body of a request; raises what `read` and `parse_json` raise."""
+        async with self.read(request) as data:
+            return parse_json(data, type_)
 
     async def _read_parts(self, request: Request) -> AsyncIterator[bytes]:
         """Yields the parts as they arrive; raises when the client stops sending or is too slow."""
@@ -118,23 +138,6 @@ def parse_json(data: bytes, type_: type[T]) -> T:
         reason: Any = "it is nested too deeply" if isinstance(error, RecursionError) else error
         what = f"the body is not JSON: {reason}"
         raise BadJsonError(what, row=0) from None
-
-
-logger = logging.getLogger("headwater.server")
-
-SECURITY_HEADERS: Final = {
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-}
-_ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-# How long and how much of a refused body is still read, so that the client sees the response.
-_LINGER: Final = 2.0  # seconds
-_LINGER_BYTES: Final = 64 << 20
 
 
 class RequestGuard:
@@ -209,7 +212,7 @@ def _forbidden_error(what: str, value: bytes) -> ForbiddenError:
 
 
 class _Exchange:
-    """One request and its response; counts what is left of the request body."""
+    """One request and its response; knows whether a part of the request body is still unread."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, send_timeout: float) -> None:
         self._scope = scope
@@ -218,6 +221,7 @@ class _Exchange:
         self._send_timeout = send_timeout
         self.started = False
         self.finished = False
+        # A body that the application never reads must be read before the response ends; see `_drain_body`.
         self._body_pending = any(
             name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
             for name, value in scope["headers"]

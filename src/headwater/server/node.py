@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from headwater import __version__
@@ -171,9 +170,7 @@ class Node:
     def __enter__(self) -> Node:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -184,22 +181,16 @@ def _listen(port: int) -> socket.socket:
     try:
         listening.bind(("127.0.0.1", port))
         listening.listen(2048)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError) as error:  # an OverflowError has no errno: the number is not that of a port
         listening.close()
-        raise _bind_error(error, port) from None
+        number = getattr(error, "errno", None)
+        taken = number == errno.EADDRINUSE
+        fix = f"headwater run --port {port + 1 if taken and port < 65_535 else DEFAULT_PORT}"
+        if number == errno.EACCES:
+            raise NotWritableError(f"this user may not listen on port {port}", fix=fix, port=port) from None
+        what = f"port {port} of this machine is in use" if taken else f"cannot listen on port {port}: {error}"
+        raise PortTakenError(what, fix=fix, port=port) from None
     return listening
-
-
-def _bind_error(error: OSError | OverflowError, port: int) -> Exception:
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return PortTakenError(
-            f"port {port} of this machine is in use",
-            fix=f"headwater run --port {port + 1 if port < 65_535 else DEFAULT_PORT}",
-            port=port,
-        )
-    if isinstance(error, OSError) and error.errno == errno.EACCES:
-        return NotWritableError(f"this user may not listen on port {port}", fix="headwater run --port 8642", port=port)
-    return PortTakenError(f"cannot listen on port {port}: {error}", fix="headwater run --port 8642", port=port)
 
 
 def _raise_file_limit() -> None:

@@ -53,6 +53,7 @@ class Subscription:
     def __exit__(self, *_: object) -> None:
         self._users -= 1
         if not self._users and not self._loop.is_closed():
+            # Clients that poll come back soon. Keeping the watch saves them a thread and an inotify handle each time.
             self._idle_timer = self._loop.call_later(_IDLE_TIMEOUT, self._on_idle)
 
     @property
@@ -90,7 +91,7 @@ class Subscription:
 
 
 class Notifier:
-    """All watches of the node."""
+    """All watches of the node. All methods run on the event loop, so there is no lock."""
 
     def __init__(self, log: EventLog, threads: ThreadLimits) -> None:
         self._log = log
@@ -154,7 +155,7 @@ class Notifier:
         return self._stop_future is not None and self._stop_future.done()
 
     def stop(self) -> None:
-        """End all waits."""
+        """End all waits and live streams, so that connections can close."""
         if not self.stop_future.done():
             self.stop_future.set_result(None)
 

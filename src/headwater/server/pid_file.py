@@ -51,6 +51,7 @@ class PidFile:
 
     def release(self) -> None:
         """Release the folder."""
+        # The file goes before the lock: afterwards it could be the file of the next node.
         self._disk.remove(self._folder / "node.json")
         self._disk.close(self._handle)
 

@@ -28,7 +28,7 @@ class EventSource(Protocol):
     async def next(self, timeout: float) -> list[bytes]:
         """Returns events that are due, as formatted text.
 
-        Waits up to `timeout` seconds for the first one. The list may be empty earlier; the stream then calls
+        Waits up to `timeout` seconds for the first one. It may return an empty list earlier; the stream then calls it
         again.
 
         Raises:

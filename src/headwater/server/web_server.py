@@ -1,7 +1,7 @@
 """The web server: uvicorn with our signal handling, and the gateway's routes as one application.
 
-Streams end when the server stops. A connection is closed when its headers arrive too slowly, are too long,
-or are not HTTP.
+A connection is refused if its headers arrive too slowly, are too long, or are not HTTP. Live streams end when the
+server stops.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import h11
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
-from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
-from uvicorn.server import ServerState
 
 from headwater import __version__
 from headwater.errors import HeadwaterError, OverloadedError, UsageError
@@ -41,10 +39,16 @@ from headwater.server.routes.node import NodeRoutes
 from headwater.server.routes.topics import TopicRoutes
 from headwater.server.routes.views import ViewRoutes
 
-__all__ = ["GuardedConnection", "WebServer", "connection_class", "make_app", "make_routes"]
-
+__all__ = ["GuardedConnection", "WebServer", "make_routes"]
 
 ROUTES: Final = [TopicRoutes, EventRoutes, FrameRoutes, GroupRoutes, ViewRoutes, DashboardRoutes, NodeRoutes]
+_DRAIN_TIMEOUT: Final = 8  # seconds that running requests have when the node stops
+_PROBLEM_HEADERS: Final = [
+    (b"content-type", PROBLEM.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"connection", b"close"),
+]
 
 
 def make_routes(gateway: Gateway) -> FastAPI:
@@ -64,41 +68,20 @@ def make_routes(gateway: Gateway) -> FastAPI:
     return app
 
 
-def make_app(gateway: Gateway, hosts: Iterable[str]) -> ASGIApp:
-    """Returns the application with all middleware."""
-    return RequestGuard(make_routes(gateway), hosts, gateway.limits)
-
-
-_PROBLEM_HEADERS: Final = [
-    (b"content-type", PROBLEM.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"cache-control", b"no-store"),
-    (b"connection", b"close"),
-]
-
-
 class GuardedConnection(H11Protocol):
     """Uvicorn's connection with a header timeout. The application finds it in `scope["state"]` and can abort it."""
 
-    limits = Limits()
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state | {"connection": self}, _loop)
+    def __init__(self, limits: Limits, app_state: dict[str, Any], **options: Any) -> None:
+        super().__init__(app_state=app_state | {"connection": self}, **options)
+        self._limits = limits
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, unless there are too many."""
         super().connection_made(transport)
         self._start_timer()
-        if len(self.connections) > self.limits.connections:
-            error = OverloadedError("too many connections", limit=self.limits.connections)
-            self._refuse(503, error)
+        if len(self.connections) > self._limits.connections:
+            self._refuse(503, OverloadedError("too many connections", limit=self._limits.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the header timeout."""
@@ -123,7 +106,7 @@ class GuardedConnection(H11Protocol):
         """Respond to bytes that are not a valid request."""
         error = sys.exc_info()[1]
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
-            self._refuse(431, headers_too_long(self.limits.headers))
+            self._refuse(431, headers_too_long(self._limits.headers))
         else:
             self._refuse(400, UsageError("this is not an HTTP request", detail=str(error or msg)))
 
@@ -136,7 +119,7 @@ class GuardedConnection(H11Protocol):
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        self._header_timer = self.loop.call_later(self.limits.header_timeout.total_seconds(), self._on_timeout)
+        self._header_timer = self.loop.call_later(self._limits.header_timeout.total_seconds(), self._on_timeout)
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:
@@ -145,7 +128,7 @@ class GuardedConnection(H11Protocol):
 
     def _on_timeout(self) -> None:
         self._header_timer = None
-        seconds = self.limits.header_timeout.total_seconds()
+        seconds = self._limits.header_timeout.total_seconds()
         self._refuse(408, UsageError(f"no complete request arrived within {seconds:g} seconds"))
 
     def _refuse(self, status: int, error: HeadwaterError) -> None:
@@ -163,14 +146,6 @@ class GuardedConnection(H11Protocol):
         self.transport.close()
 
 
-def connection_class(limits: Limits) -> type[GuardedConnection]:
-    """Returns the connection class for these limits; uvicorn creates the instances."""
-    return type("GuardedConnection", (GuardedConnection,), {"limits": limits})
-
-
-_DRAIN_TIMEOUT: Final = 8  # seconds that running requests have when the node stops
-
-
 class WebServer(uvicorn.Server):
     """Serves a gateway on a socket.
 
@@ -185,8 +160,8 @@ class WebServer(uvicorn.Server):
         limits = gateway.limits
         super().__init__(
             uvicorn.Config(
-                make_app(gateway, hosts),
-                http=connection_class(limits),
+                RequestGuard(make_routes(gateway), hosts, limits),
+                http=partial(GuardedConnection, limits),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -202,18 +177,20 @@ class WebServer(uvicorn.Server):
 
     async def serve_until_stopped(self, listening: socket.socket) -> None:
         """Serve until `request_stop`, SIGTERM or Ctrl-C."""
-        with self._handle_signals():
-            await self.serve(sockets=[listening])
+        await self.serve(sockets=[listening])
         await self._gateway.close()
 
     def request_stop(self) -> None:
         """Stop gracefully; a second call stops at once."""
-        self.force_exit = self.should_exit
+        self.force_exit = self.should_exit  # uvicorn then stops waiting for requests
         self.should_exit = True
 
+    # -- called by uvicorn -----------------------------------------------------------------------------------------
+
     @contextlib.contextmanager
-    def _handle_signals(self) -> Iterator[None]:
-        """Stop on SIGINT and SIGTERM; only the main thread can handle signals."""
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGINT and SIGTERM. Uvicorn's own method would raise them again when the server has stopped."""
+        # Only the main thread can handle signals.
         loop = asyncio.get_running_loop()
         mine = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         for number in mine:
@@ -224,8 +201,6 @@ class WebServer(uvicorn.Server):
             for number in mine:
                 loop.remove_signal_handler(number)
 
-    # -- called by uvicorn -----------------------------------------------------------------------------------------
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept requests."""
         await super().startup(sockets)
@@ -233,15 +208,10 @@ class WebServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End live streams first, because uvicorn waits for every open request."""
-        self._gateway.stop()
+        self._gateway.notifier.stop()
         await super().shutdown(sockets)
         # Connections that outlast the drain timeout would keep the process alive.
         for connection in list(self.server_state.connections):
             if isinstance(connection, GuardedConnection):
                 connection.abort()
         await asyncio.sleep(0)  # let the aborts take effect
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: uvicorn would raise them again when it is done."""
-        yield

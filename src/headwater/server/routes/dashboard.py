@@ -1,6 +1,6 @@
 """The live stream of the dashboard: pipelines, engine, and rows of views as they change.
 
-A dashboard snapshot holds what one page shows. Each message has what changed since the previous snapshot.
+A snapshot holds what one open page shows. A message has what changed since the previous one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from headwater.events.values import to_json_value
 from headwater.log import EventLog
 from headwater.server.gateway import Gateway
 from headwater.server.routes.openapi import Route, Routes, body
-from headwater.server.serializers.responses import escape_newlines
+from headwater.server.serializers.responses import escape_newlines, format_micros
 from headwater.server.sse import EVENT_STREAM, format_event
 from headwater.store import ViewTable
 from headwater.store.changelog import changelog_topic
+from headwater.store.status import EngineStatus, read_engine_status
 from headwater.store.views.changes import TransactionAssembler, start_offset
 from headwater.store.views.lag import PipelineLag, pipeline_lags
 from headwater.store.views.store_views import StoreViews
@@ -42,6 +43,8 @@ _RATE_WINDOW: Final = 5.0  # seconds
 _MIN_INTERVAL: Final = 0.25  # seconds between two rounds of messages
 _MAX_INTERVAL: Final = 1.0  # seconds; lag grows even when nothing is committed
 _PIPELINES_QUERY: Final = ViewQuery("hw_pipelines")
+# The state of an engine whose pipelines are all in this state; states not listed are the same for both.
+_ENGINE_STATES: Final = {"idle": "running", "waiting": "running", "rebuilding": "running", None: "stopped"}
 
 
 class PipelineSnapshot:
@@ -56,22 +59,9 @@ class PipelineSnapshot:
         self._log = log
         self._views = views
         self._samples: deque[tuple[float, dict[str, int]]] = deque()
-        self._latest: list[Document] | None = None
 
-    @property
-    def latest(self) -> list[Document]:
-        """The pipelines at the last poll."""
-        return self._latest or []
-
-    def poll(self) -> list[Document] | None:
-        """Returns all pipelines; None if nothing changed."""
-        found = self._read()
-        if found == self._latest:
-            return None
-        self._latest = found
-        return found
-
-    def _read(self) -> list[Document]:
+    def read(self) -> list[Document]:
+        """Returns all pipelines."""
         if self._views.store is None:
             return []
         rows = [to_json_value(row) for row in self._views.read_now(_PIPELINES_QUERY).rows()]
@@ -97,8 +87,8 @@ def _lag_fields(pipeline: str, lags: Sequence[PipelineLag]) -> Document:
     return {"lag_seconds": round(behind, 1), "lag_events": sum(lag.events for lag in own)}
 
 
-def summarize_engine(pipelines: Sequence[Document]) -> Document:
-    """Returns the engine's state as derived from its pipelines, for an engine that reports none itself.
+def summarize_engine(pipelines: Sequence[Document], reported: EngineStatus | None = None) -> Document:
+    """Returns the engine's state: as it reports it in its data folder, otherwise as its pipelines show it.
 
     Example:
         >>> summarize_engine([{"name": "revenue", "state": "starting", "detail": "", "since": None}])
@@ -106,15 +96,16 @@ def summarize_engine(pipelines: Sequence[Document]) -> Document:
         >>> summarize_engine([])["state"]
         'none'
     """
+    if reported is not None:
+        return {"state": reported.state, "detail": reported.detail, "since": format_micros(reported.since)}
     states = {row["state"] for row in pipelines}
     if not states:
         return {"state": "none", "detail": "there are no pipelines", "since": None}
     state = states.pop() if len(states) == 1 else "running"
-    told = {"idle": "running", "waiting": "running", "rebuilding": "running", None: "stopped"}
-    of_it = [row for row in pipelines if row["state"] == state]
-    since = min((row["since"] for row in of_it if row["since"]), default=None)
-    detail = next((row["detail"] for row in of_it if row["detail"]), "")
-    return {"state": told.get(state, state), "detail": detail, "since": since}
+    matching = [row for row in pipelines if row["state"] == state]
+    since = min((row["since"] for row in matching if row["since"]), default=None)
+    detail = next((row["detail"] for row in matching if row["detail"]), "")
+    return {"state": _ENGINE_STATES.get(state, state), "detail": detail, "since": since}
 
 
 class RowSnapshot:
@@ -209,17 +200,14 @@ class RowSnapshot:
         key = [shown[name] for name in self._table.key]
         return shown | {"_key": msgspec.json.encode(key).decode()}
 
-    def _window_end(self, row: Document) -> int | None:
-        window = row.get(self._table.window or "") if self._table else None
-        end = window["end"] if window else None
-        return micros(end if end.tzinfo else end.replace(tzinfo=UTC)) if isinstance(end, datetime) else None
-
     def _track_window(self, row: Document, document: Document, watermark: int | None) -> dict[str, bool]:
         """Returns by key whether the row's window may still change; an open one is remembered until it closes."""
-        key, end = document["_key"], self._window_end(row)
+        assert self._table is not None
+        key, window = document["_key"], row.get(self._table.window or "")
         self._open.pop(key, None)
-        if end is None:
+        if not window or not isinstance(window["end"], datetime):
             return {}
+        end = micros(window["end"] if window["end"].tzinfo else window["end"].replace(tzinfo=UTC))
         is_open = watermark is None or end > watermark
         if is_open:
             self._open[key] = (end, document)
@@ -233,7 +221,7 @@ class DashboardRoutes(Routes):
 
     @Route("GET", "/api/live", "Follow pipelines and rows of views live", body(None, EVENT_STREAM), (UnknownViewError,))
     async def live(self, views: str = "") -> Response:
-        """`views` is a list of names with commas. The stream sends everything once, then only what changes.
+        """`views` is a list of names, separated by commas. The stream sends everything once, then only what changes.
 
         Events are `pipelines` (all of them, with rate and lag), `engine`, and `rows` with the upserts and deletes of
         one view. Each row has its key as text in `_key`; `open` says by key whether the row's window may still change.
@@ -257,13 +245,13 @@ class _DashboardSource:
         self._notifier = gateway.notifier
         self._pipelines = PipelineSnapshot(gateway.log, gateway.views)
         self._rows = [RowSnapshot(gateway.log, gateway.views, name) for name in names]
-        self._engine: Document | None = None
+        self._sent: dict[str, Any] = {}  # by event: the last document, of those that are sent whole
         self._commits: tuple[asyncio.Future[None], ...] = ()  # done at the next commit; empty without a store
         self._polled_at = -_MAX_INTERVAL
         self._idle = False
 
     async def next(self, timeout: float) -> list[bytes]:
-        """Returns what changed; an idle dashboard waits for a commit, each one for the shortest interval."""
+        """Returns what changed, at most once per minimum interval; while nothing changes, waits for a commit."""
         await self._notifier.wait(timeout=self._polled_at + _MIN_INTERVAL - time.monotonic())
         if self._idle:
             await self._notifier.wait(*self._commits, timeout=min(timeout, _MAX_INTERVAL - _MIN_INTERVAL))
@@ -277,17 +265,10 @@ class _DashboardSource:
         return messages
 
     def _poll(self) -> list[bytes]:
-        messages = []
-        pipelines = self._pipelines.poll()
-        if pipelines is not None:
-            messages.append(_encode_message("pipelines", pipelines))
-        engine = self._gateway.engine() or summarize_engine(self._pipelines.latest)
-        if engine != self._engine:
-            self._engine = engine
-            messages.append(_encode_message("engine", engine))
-        changed = (rows.poll() for rows in self._rows)
-        return messages + [_encode_message("rows", message) for message in changed if message is not None]
-
-
-def _encode_message(event: str, document: Any) -> bytes:
-    return format_event(escape_newlines(msgspec.json.encode(document)), event=event)
+        pipelines = self._pipelines.read()
+        engine = summarize_engine(pipelines, read_engine_status(self._gateway.log.folder))
+        found = {"pipelines": pipelines, "engine": engine}
+        messages = [(event, document) for event, document in found.items() if document != self._sent.get(event)]
+        self._sent = found
+        messages += [("rows", changed) for rows in self._rows if (changed := rows.poll()) is not None]
+        return [format_event(escape_newlines(msgspec.json.encode(message)), event=event) for event, message in messages]

@@ -104,7 +104,8 @@ class EventRoutes(Routes):
                     detail=f"the media type must be {JSON}, {CLOUD_EVENT} or {NDJSON}",
                     fix=f"-H 'Content-Type: {JSON}'",
                 )
-            attributes.update_from_query(parameters)
+            for attribute, given in parameters.items():  # the query takes precedence over headers and document
+                attributes.set(attribute, given)
             receipt = await self._threads.append(self._gateway.ingest.append_one, name, value, attributes)
             return json_response(receipt, 200 if receipt.duplicate or receipt.dropped else 201)
 
@@ -141,7 +142,8 @@ class EventRoutes(Routes):
         `start` and `stop` are "earliest", "latest", "end", an offset or a time; `partitions` is a list such as 0,2.
         """
         accept = request.headers.get("accept", "")
-        reader = await self._threads.read(self._open_reader, name, start, stop, partitions)
+        bounds = parse_start(start), parse_start(stop), parse_partitions(partitions)
+        reader = await self._threads.read(open_reader, self._log, name, *bounds)
         if ARROW in accept:
             schema = (await self._threads.read(self._log.topic, name)).schema
             return await stream_response(self._threads.read, arrow_stream(schema, iter(reader)), ARROW)
@@ -150,9 +152,6 @@ class EventRoutes(Routes):
             page = await self._threads.read(_read_page, reader, most, clouds=CLOUD_EVENTS in accept)
             return Response(page, media_type=CLOUD_EVENTS if CLOUD_EVENTS in accept else JSON)
         return await stream_response(self._threads.read, _encode_lines(iter(reader), limit), NDJSON)
-
-    def _open_reader(self, name: str, start: str, stop: str, partitions: str | None) -> TopicReader:
-        return open_reader(self._log, name, parse_start(start), parse_start(stop), parse_partitions(partitions))
 
     @Route("DELETE", _PATH, "Delete a key from a compacted topic", body(Receipt), (UnknownTopicError, BadKeyError))
     async def delete(self, name: str, key: str) -> Response:

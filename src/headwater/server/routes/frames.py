@@ -23,7 +23,7 @@ from headwater.events import Codec
 from headwater.events.envelope import Receipts
 from headwater.log.open_topic import OpenTopic
 from headwater.log.wire import FRAMES_MEDIA_TYPE, RECEIPTS_MEDIA_TYPE, pack_frames, pack_receipts, unpack_batch
-from headwater.server.middleware import media_type, parse_json
+from headwater.server.middleware import media_type
 from headwater.server.problems import http_problem
 from headwater.server.routes.openapi import Route, Routes, body
 from headwater.server.serializers.documents import FetchRequest
@@ -82,8 +82,7 @@ class FrameRoutes(Routes):
 
         A change of `group` ends the wait, too. The response then has the header headwater-group-changed.
         """
-        async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, FetchRequest)
+        wanted = await self._gateway.bodies.read_json(request, FetchRequest)
         name = request.path_params["name"]
         left = self._gateway.cap_wait(wanted.wait)
         if not left:
@@ -98,6 +97,7 @@ class FrameRoutes(Routes):
                 subscriptions.append(stack.enter_context(await notifier.watch_group(wanted.group, name)))
             changes = [watch.next_change for watch in subscriptions]
             while True:
+                # Only the topic's future is taken anew: a change of the group ends the wait whenever it came.
                 changes[0] = subscriptions[0].next_change
                 found = await self._threads.read(self._read_frames, name, wanted)
                 left = deadline - time.monotonic()

@@ -22,7 +22,6 @@ from headwater.errors import (
 )
 from headwater.log import GroupState, Membership
 from headwater.server.gateway import Gateway, json_response
-from headwater.server.middleware import parse_json
 from headwater.server.notifier import Subscription
 from headwater.server.routes.openapi import Route, Routes, body, list_of
 from headwater.server.serializers import documents
@@ -32,8 +31,6 @@ __all__ = ["GroupRoutes"]
 
 R = TypeVar("R")
 _MAX_SESSION = 86_400.0  # seconds
-
-
 _PATH = "/api/groups/{group}/{topic}"
 
 
@@ -74,8 +71,7 @@ class GroupRoutes(Routes):
     )
     async def join(self, request: Request, group: str, topic: str) -> Response:
         """Returns the member's id, the group's generation, and the assigned partitions with their next offsets."""
-        async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, documents.JoinRequest)
+        wanted = await self._gateway.bodies.read_json(request, documents.JoinRequest)
         if not 0 < wanted.session <= _MAX_SESSION:
             what = f"session timeout {wanted.session:g} is out of range (more than 0, up to {_MAX_SESSION:g} seconds)"
             raise BadSettingError(what)
@@ -127,8 +123,7 @@ class GroupRoutes(Routes):
     async def _read_member(
         self, request: Request, group: str, topic: str, member: str
     ) -> tuple[Membership, dict[int, int]]:
-        async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, documents.CommitRequest)
+        wanted = await self._gateway.bodies.read_json(request, documents.CommitRequest)
         self._sessions.renew(member)
         return Membership(group, topic, member, wanted.generation, {}), wanted.offsets
 
@@ -156,9 +151,8 @@ class GroupRoutes(Routes):
     )
     async def changes(self, request: Request, group: str, topic: str) -> Response:
         """Members whose connection is lost during the wait lose their partitions soon after."""
-        async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, documents.GroupChangeRequest)
-        await self._threads.read(self._groups.state, group, topic)
+        wanted = await self._gateway.bodies.read_json(request, documents.GroupChangeRequest)
+        await self._threads.read(self._groups.state, group, topic)  # raises if there is no such group
         self._sessions.renew(*wanted.members)
         with await self._notifier.watch_group(group, topic) as subscription:
             if wanted.mark == subscription.token and await self._wait_or_disconnect(request, subscription, wanted.wait):
@@ -190,8 +184,7 @@ class GroupRoutes(Routes):
     )
     async def reset(self, request: Request, group: str, topic: str) -> Response:
         """Refused while a member of the group is running. With `dry_run`, only returns what would change."""
-        async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, documents.ResetRequest)
+        wanted = await self._gateway.bodies.read_json(request, documents.ResetRequest)
         if (wanted.to is None) == (wanted.offsets is None):
             raise UsageError("a reset needs either to or offsets", fix='{"to": "earliest"} or {"offsets": {"0": 0}}')
         to = parse_start(str(wanted.to)) if wanted.offsets is None else wanted.offsets

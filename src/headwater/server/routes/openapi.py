@@ -1,8 +1,8 @@
 """Routes and their OpenAPI description.
 
-A method of a `Routes` class becomes a route by the decorator `Route`, which says its address, answers and
-errors. FastAPI builds the description from that, from the method's docstring and from its parameters. The JSON
-documents are msgspec structs; their schemas come from msgspec.
+The decorator `Route` makes a method of a `Routes` class a route, and declares its address, responses and errors.
+FastAPI builds the description from that, from the method's docstring and from its parameters. The JSON documents are
+msgspec structs and dataclasses; msgspec makes their schemas.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Route:
 
 
 class DirectRoute(APIRoute):
-    """A route whose method gets only the request: FastAPI's parsing of parameters takes as long as an append."""
+    """A route whose method gets the bare request: parsing its parameters with FastAPI takes as long as an append."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns the method itself."""
@@ -181,7 +181,7 @@ def _reference(of: type) -> dict[str, Any]:
 
 
 def install(app: FastAPI) -> None:
-    """Let the app serve this description, with the schemas of all documents."""
+    """Let the app serve the description, with the schemas of all documents."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:

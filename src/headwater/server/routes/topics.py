@@ -23,10 +23,9 @@ from headwater.errors import (
 )
 from headwater.events import DeviceClock, to_ddl
 from headwater.events.schema_export import from_arrow_base64, schema_document, to_json_schema
-from headwater.log import Overload, Retention, Topic
+from headwater.log import Overload, PartitionRange, Retention, Topic
 from headwater.log.topic import OPTION_NAMES, WhenFull
 from headwater.server.gateway import json_response
-from headwater.server.middleware import parse_json
 from headwater.server.problems import http_problem
 from headwater.server.routes.openapi import Route, Routes, body, list_of
 from headwater.server.serializers import documents
@@ -38,8 +37,6 @@ __all__ = ["TopicRoutes"]
 ARROW_SCHEMA = "application/vnd.apache.arrow.schema"
 DDL = "text/plain"
 JSON_SCHEMA = "application/schema+json"
-
-
 _PATH = "/api/topics/{name}"
 
 
@@ -78,13 +75,12 @@ class TopicRoutes(Routes):
     )
     async def create(self, request: Request) -> Response:
         """An existing topic gets the given options and, if old events stay readable, the new type."""
-        async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, documents.NewTopic)
-            most = self._gateway.limits.partitions
-            if wanted.partitions is not UNSET and wanted.partitions > most:
-                what = f"{wanted.partitions} partitions are more than this node allows"
-                raise BadSettingError(what, detail=f"a topic has at most {most}", limit=most)
-            topic = await self._threads.append(lambda: self._log.create(topic_from_request(wanted)))
+        wanted = await self._gateway.bodies.read_json(request, documents.NewTopic)
+        most = self._gateway.limits.partitions
+        if wanted.partitions is not UNSET and wanted.partitions > most:
+            what = f"{wanted.partitions} partitions are more than this node allows"
+            raise BadSettingError(what, detail=f"a topic has at most {most}", limit=most)
+        topic = await self._threads.append(lambda: self._log.create(topic_from_request(wanted)))
         return json_response(documents.topic_document(topic))
 
     @Route("GET", _PATH, "Get a topic's definition", body(documents.TopicDocument), (UnknownTopicError,))
@@ -100,7 +96,7 @@ class TopicRoutes(Routes):
         (UnknownTopicError,),
     )
     async def schema(self, request: Request, name: str, version: int | None = None) -> Response:
-        """The Accept header chooses JSON Schema, Spark DDL or an Arrow schema message; JSON (the default) has all."""
+        """The Accept header chooses JSON Schema, Spark DDL or an Arrow schema message; JSON, the default, has all."""
         topic = await self._threads.read(self._log.topic, name)
         number = topic.version if version is None else version
         if not 1 <= number <= topic.version:
@@ -119,7 +115,7 @@ class TopicRoutes(Routes):
         "GET",
         f"{_PATH}/ends",
         "Get the offset range of each partition, now or after a change",
-        list_of("partitions", documents.EndsDocument),
+        list_of("partitions", PartitionRange),
         (UnknownTopicError,),
     )
     async def ends(self, name: str, known: str | None = None, wait: Annotated[float, Query(ge=0)] = 0) -> Response:

@@ -64,13 +64,13 @@ _TOPIC_POLL: Final = 0.2  # seconds between checks for a changelog topic that do
 _OPEN: Final = {"true": True, "false": False, "all": None}
 _PARAMETERS: Final = {
     "where": "A condition that the rows match, such as amount > 100",
-    "key": "The key of one row: once for each column of the key, in its order, or one JSON object",
+    "key": "The key of one row: repeated for each column of the key, in its order, or one JSON object",
     "order": "Columns to sort by, with - before a descending one; the key's columns if left out",
     "limit": "The maximum number of rows",
     "as_of": "A moment in the past, RFC 3339 or relative such as -10m; the rows are those of that moment",
-    "after": "Wait until the view includes the event at topic/partition/offset; several with commas",
+    "after": "Wait until the view includes the event at topic/partition/offset; several are separated by commas",
     "timeout": "How many seconds to wait for `after`; 10 if left out",
-    "open": "Rows of open windows (true), of closed ones (false), or all",
+    "open": "Rows of open windows (true), of closed windows (false), or of both (all)",
 }
 
 

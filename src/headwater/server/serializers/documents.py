@@ -10,13 +10,12 @@ from msgspec import UNSET, UnsetType
 from headwater.client.consumer import OffsetReset
 from headwater.events import Receipt
 from headwater.events.schema_export import schema_document
-from headwater.log import GroupState, Membership, Topic
+from headwater.log import GroupState, Membership, PartitionRange, Topic
 
 __all__ = [
     "AppendDocument",
     "CommitRequest",
     "CountsDocument",
-    "EndsDocument",
     "FetchRequest",
     "GroupChangeDocument",
     "GroupChangeRequest",
@@ -28,6 +27,7 @@ __all__ = [
     "NewTopic",
     "OffsetDocument",
     "OffsetReset",
+    "PartitionRange",
     "Problem",
     "Receipt",
     "ResetRequest",
@@ -161,16 +161,6 @@ class TopicSummary(msgspec.Struct):
     partitions: int
     events: int
     end: int
-    appended_at: int
-
-
-class EndsDocument(msgspec.Struct):
-    """The offset range [start, end) of a partition; times in microseconds since 1970."""
-
-    partition: int
-    start: int
-    end: int
-    max_event_time: int
     appended_at: int
 
 

@@ -28,6 +28,7 @@ _ATTRIBUTE_NAMES: Final = {
     "senttime": "sent_at",
     "traceparent": "traceparent",
     "partitionkey": "key",
+    "headers": "headers",
 }
 _IGNORED: Final = frozenset({"specversion", "datacontenttype"})
 
@@ -43,27 +44,21 @@ class EventAttributes:
     attributes: dict[str, str] = field(default_factory=dict)
     deleted: bool = False
 
-    def update_from_query(self, query: Mapping[str, str]) -> None:
-        """Set the attributes given in the query; they take precedence over headers and document."""
-        for name, value in query.items():
-            if name == "headers":
-                self.headers |= parse_headers(value)
-            elif name == "sequence":
-                self.sequence = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else -1
-            elif name in ("key", "producer"):
-                setattr(self, name, value)
-            else:
-                self.attributes[name] = value
-
-    def set_attribute(self, name: str, value: str, topic: str) -> None:
-        """Set an attribute of a CloudEvent; one that events do not have becomes a header."""
-        field_name = _ATTRIBUTE_NAMES.get(name)
-        if field_name == "key":
-            self.key = value
-        elif field_name is not None:
-            self.attributes[field_name] = value
-        elif name == "headers":
+    def set(self, name: str, value: str) -> None:
+        """Set an attribute by the name it has in the query."""
+        if name == "headers":
             self.headers |= parse_headers(value)
+        elif name == "sequence":
+            self.sequence = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else -1
+        elif name in ("key", "producer"):
+            setattr(self, name, value)
+        else:
+            self.attributes[name] = value
+
+    def set_cloud_attribute(self, name: str, value: str, topic: str) -> None:
+        """Set an attribute of a CloudEvent; one that events do not have becomes a header."""
+        if name in _ATTRIBUTE_NAMES:
+            self.set(_ATTRIBUTE_NAMES[name], value)
         elif name not in _IGNORED and not (name == "type" and value == topic):
             self.headers[name] = value
 
@@ -82,7 +77,7 @@ def parse_ce_headers(headers: Mapping[str, str], topic: str) -> EventAttributes:
     attributes = EventAttributes()
     for name, value in headers.items():
         if name.startswith("ce-"):
-            attributes.set_attribute(name[3:], unquote(value), topic)
+            attributes.set_cloud_attribute(name[3:], unquote(value), topic)
     if "traceparent" in headers:
         attributes.attributes.setdefault("traceparent", headers["traceparent"])
     return attributes
@@ -103,7 +98,7 @@ def parse_cloud_event(body: bytes, topic: str) -> tuple[EventAttributes, bytes]:
     for name, raw in document.items():
         value = msgspec.json.decode(raw)
         if value is not None:
-            attributes.set_attribute(name, value if isinstance(value, str) else bytes(raw).decode(), topic)
+            attributes.set_cloud_attribute(name, value if isinstance(value, str) else bytes(raw).decode(), topic)
     return attributes, data
 
 

@@ -44,6 +44,15 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 CLOUD_EVENTS: Final = "application/cloudevents-batch+json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+CSV: Final = "text/csv; charset=utf-8"
+PARQUET: Final = "application/vnd.apache.parquet"
+MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW, "parquet": PARQUET}
+"""The media type of each file name extension."""
+
+_CHUNK_ROWS: Final = 5_000  # rows of a view in one chunk of CSV or NDJSON
+# Spreadsheets read a cell that begins with one of these as a formula or skip the character.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LINE_ENDS: Final = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
 
@@ -111,38 +120,21 @@ def _event_document(event: Event, value: bytes) -> dict[str, Any]:
 
 def arrow_stream(schema: pa.Schema, batches: Iterator[LogBatch]) -> Iterator[bytes]:
     """Yields the typed columns as an Arrow IPC stream; tombstones are left out."""
-    sink = _ChunkSink()
+    sink = io.BytesIO()
+
+    def drain() -> bytes:
+        data = sink.getvalue()
+        sink.seek(0)
+        sink.truncate()
+        return data
+
     with pa.ipc.new_stream(sink, schema) as writer:
-        yield sink.drain()
         for batch in batches:
             living = batch.select(~batch.tombstones) if "_hw.deleted" in batch.envelope else batch
             if living.values.num_rows:
                 writer.write_batch(living.values.cast(schema))
-                yield sink.drain()
-    yield sink.drain()
-
-
-class _ChunkSink:
-    """A file object that returns what was written to it, chunk by chunk."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._written: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._written.append(bytes(data))
-        return len(data)
-
-    def drain(self) -> bytes:
-        data, self._written = b"".join(self._written), []
-        return data
-
-    def flush(self) -> None:
-        pass
-
-    def writable(self) -> bool:
-        return True
+                yield drain()
+    yield drain()
 
 
 def parse_positions(text: str) -> Mapping[int, int]:
@@ -162,17 +154,6 @@ def parse_positions(text: str) -> Mapping[int, int]:
             detail="an id looks like 0:13,1:7 (partition:next offset)",
             offset=text[:80],
         ) from None
-
-
-CSV: Final = "text/csv; charset=utf-8"
-PARQUET: Final = "application/vnd.apache.parquet"
-MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW, "parquet": PARQUET}
-"""The media type of each file name extension."""
-
-_CHUNK_ROWS: Final = 5_000  # rows
-# Spreadsheets read a cell that begins with one of these as a formula or skip the character.
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_micros(micros: int | None) -> str | None:
@@ -248,13 +229,9 @@ def _csv_cells(column: pa.Array) -> list[Any]:
     plain = [to_json_value(value) for value in values_of(column)]
     if pa.types.is_nested(column.type):
         plain = [None if value is None else msgspec.json.encode(value).decode() for value in plain]
-    if _is_number(column.type):
+    if pa.types.is_decimal(column.type):  # text here, but a number in the file: -1.5 is no formula
         return plain
     return [_escape_formula(value) if isinstance(value, str) else value for value in plain]
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _escape_formula(text: str) -> str:
