@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Literal
 
@@ -245,7 +245,7 @@ class PipelineReport:
     state: PipelineState
     detail: str = ""
     error: dict[str, Any] | None = None
-    inputs: tuple[str, ...] = field(default=())
+    inputs: tuple[str, ...] = ()
     location: str = ""
     doc: str = ""
     since: int = 0

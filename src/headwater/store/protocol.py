@@ -77,7 +77,7 @@ class Store(Protocol):
         """Create the table of a version; idempotent. The first version of a view becomes current at once.
 
         Raises:
-            SchemaConflictError: The version is there with other columns or another key.
+            SchemaConflictError: The version exists with other columns or another key.
             BadNameError: The name is reserved.
         """
 
