@@ -143,6 +143,16 @@ def test_every_system_view_is_listed_and_read_by_its_key(store, tmp_path):
     }
 
 
+def test_nulls_of_a_system_view_sort_before_values(store, tmp_path):
+    Runner(store).commit(watermark=5)
+    store.report(PipelineReport("big", 1, "stream", "running"))
+    with EventLog(tmp_path / "log") as log:
+        source = StoreViews(log, lambda: store, "here")
+        for order, names in (("watermark", ["big", "totals"]), ("-watermark", ["totals", "big"])):
+            rows = source.read(ViewQuery("hw_pipelines", order=(order,))).rows()
+            assert [row["name"] for row in rows] == names
+
+
 @pytest.mark.parametrize(
     ("values", "kinds", "words"),
     [

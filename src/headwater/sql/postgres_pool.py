@@ -48,8 +48,8 @@ MIN_SERVER_VERSION = 15
 """The oldest supported server version: the first with NULLS NOT DISTINCT."""
 _MAX_IDLE = 4  # connections kept for the next use
 _CONNECT_TIMEOUT = 10  # seconds to wait for a server that does not answer, unless the URL says otherwise
-# Times, numbers and bytes have one text form whatever the server's settings. A commit returns after it is on disk. The
-# server ends the transaction of a process that sleeps, so that others do not wait for it for ever.
+# Times, numbers and bytes have one text form, whatever the server's settings. A commit returns after it is on disk. The
+# server ends the transaction of a process that hangs, so that others do not wait for it forever.
 _SETTINGS = """
     SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET bytea_output = 'hex'; SET extra_float_digits = 1;
     SET standard_conforming_strings = on; SET temp_buffers = '32MB'; SET client_min_messages = 'warning';
@@ -242,12 +242,12 @@ def is_connection_lost(error: psycopg.Error) -> bool:
 
 
 _ERROR_CLASSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[HeadwaterError], str], ...] = (
-    ((pg.InsufficientPrivilege,), BadCredentialsError, "the database does not permit this to the user"),
+    ((pg.InsufficientPrivilege,), BadCredentialsError, "the user lacks a privilege in the database"),
     ((pg.DiskFull,), DiskFullError, "no space left for the store"),
     ((pg.IoError,), DiskFailedError, "the store could not be written or read"),
     ((pg.DataCorrupted, pg.IndexCorrupted), DamagedError, "the store is damaged"),
-    ((pg.ReadOnlySqlTransaction,), NotWritableError, "the database can only be read"),
-    ((pg.TooManyConnections, pg.OutOfMemory), UnreachableError, "the database has no room for more"),
+    ((pg.ReadOnlySqlTransaction,), NotWritableError, "the database is read-only"),
+    ((pg.TooManyConnections, pg.OutOfMemory), UnreachableError, "the database has no free connection or memory"),
     (
         (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure, pg.QueryCanceled),
         LockedError,

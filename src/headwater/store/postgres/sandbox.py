@@ -1,7 +1,7 @@
 """Runs SQL of users: one SELECT under a role that can only read views, in a read-only transaction with limits.
 
-`headwater.sql.guard` checks the text first: the role has no other rights, but a session can leave a role by calling a
-function.
+`headwater.sql.guard` checks the text first. The role has no other rights, but a query could leave it by calling a
+function such as `set_config`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class PostgresSandbox:
         with self._run(text, parameters) as cursor:
             columns = tuple(column.name for column in cursor.description or ())
             if len(columns) > self._limits.columns:
-                raise BadQueryError(f"the answer has {len(columns)} columns", text=preview(text), limit="columns")
+                what = f"the result has {len(columns)} columns; at most {self._limits.columns} are allowed"
+                raise BadQueryError(what, text=preview(text), limit="columns")
             for part in self._chunks(cursor, min(_FETCH_SIZE, self._limits.rows + 1)):
                 for row in part:
                     size += row_size(row)
@@ -142,14 +143,14 @@ class PostgresSandbox:
             SET LOCAL search_path = {VIEW_SCHEMA}, pg_catalog, pg_temp; SET LOCAL statement_timeout = {left};
             SET LOCAL work_mem = {memory}; SET LOCAL max_parallel_workers_per_gather = 0;
             SET LOCAL standard_conforming_strings = on
-        """  # the guard writes strings without escapes
+        """  # standard_conforming_strings: the guard writes string literals without escapes
         connection.execute(settings)
         if self._role is not None:
             try:
                 connection.execute(f"SET LOCAL ROLE {self._role}")
             except (pg.InvalidParameterValue, pg.InsufficientPrivilege):
                 raise BadCredentialsError(
-                    f"SQL is answered under the role {self._role}, and this user does not have it",
+                    f"SQL of users runs under the role {self._role}, which this user does not have",
                     fix=f"as an administrator: CREATE ROLE {self._role}; GRANT {self._role} TO CURRENT_USER",
                 ) from None
 
@@ -163,7 +164,7 @@ class PostgresSandbox:
         if isinstance(error, pg.QueryCanceled):
             return limit_error(self._limits, "cancelled" if self._cancel and self._cancel.is_set() else "time")
         if isinstance(error, psycopg.OperationalError) and not isinstance(error, pg.InsufficientResources):
-            return error  # the connection's own trouble
+            return error  # a fault of the connection, which the pool translates
         reason = str(error).partition("\n")[0]
         return BadQueryError(
             f"the query cannot be answered: {reason[:300]}",

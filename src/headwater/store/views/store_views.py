@@ -23,7 +23,7 @@ from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
 from headwater.store.views.view_filter import ViewFilter
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
-from headwater.store.views.view_reader import ViewReader
+from headwater.store.views.view_reader import ViewReader, order_by
 from headwater.store.views.wait import EventWait
 from headwater.units import micros, moment
 
@@ -74,7 +74,8 @@ class StoreViews:
             return []
         views = self._reader()
         own = [self._view_info(views, views.definition(name)) for name in self._names()]
-        return own + [_system_info(self._system_view(name)) for name in SYSTEM_VIEWS]
+        system = (self._system_view(name) for name in SYSTEM_VIEWS)
+        return own + [ViewInfo(t.name, "system", t.version, t.key, t.schema, None, None, None, None) for t in system]
 
     def _view_info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
         ((rows,),) = views.sql(f"select count(*) from {quote(table.name)}").rows
@@ -152,7 +153,7 @@ class StoreViews:
         except UnknownTopicError:
             if views.position(name) or receipt.topic not in self._log.topics():
                 raise
-            return False  # it has not read anything yet, so nobody can say what it reads
+            return False  # before its first batch, the topics that it reads may be unknown
 
     def _producers(self) -> dict[str, str]:
         """Returns the pipeline that writes each topic."""
@@ -209,18 +210,15 @@ class StoreViews:
 
     def _read_as_of(self, table: ViewTable, query: ViewQuery, when: int) -> ViewResult:
         then = version_as_of(self._log, table, when)
-        known, watermark = self._watermark_as_of(then, when)
+        batches = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
+        parameters = (then.name, then.version, timestamp_text(when))
+        last = self._reader().sql(f"{batches} order by batch desc limit 1", parameters).rows
         rows = select_rows(then, read_rows_as_of(self._log, then, when), query)
         if query.order is None and _is_sortable(then):
             rows = _sort_by_key(then, rows)
-        return _filter_open(ViewResult(then, rows, watermark, "", known), query)
-
-    def _watermark_as_of(self, table: ViewTable, when: int) -> tuple[bool, int | None]:
-        """Returns whether the ledger still has the moment, and the watermark of a version then."""
-        text = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
-        at = timestamp_text(when)
-        found = self._reader().sql(f"{text} order by batch desc limit 1", (table.name, table.version, at)).rows
-        return bool(found), found[0][0] if found else None
+        # Without a batch before the moment, the ledger does not reach back that far.
+        watermark = last[0][0] if last else None
+        return _filter_open(ViewResult(then, rows, watermark, "", windows_known=bool(last)), query)
 
     def _read_system(self, table: ViewTable, query: ViewQuery) -> ViewResult:
         if query.as_of is not None or query.open is not None or query.after:
@@ -228,13 +226,15 @@ class StoreViews:
             raise BadQueryError(what, fix="leave as_of, after and open out", view=table.name)
         reader = self._reader()
         condition = None if query.where is None else ViewFilter(query.where, table, reader.engine)
-        matching, values = _system_condition(table, query, condition)
-        order = ", ".join(_order_by(table, name) for name in query.order or table.key)
+        key = {} if query.key is None else key_dict(table, query.key)
+        parts = [f"{quote(name)} = ?" for name in key] + ([] if condition is None else [condition.sql])
+        matching = f"where {' and '.join(parts)}" if parts else ""
+        order = ", ".join(order_by(table, name) for name in query.order or table.key)
         exact = condition is None or condition.complete
         limit = min(query.limit, _MAX_SYSTEM_ROWS) if query.limit is not None and exact else _MAX_SYSTEM_ROWS + 1
         text = f"select * from {table.name} {matching} order by {order} limit {limit}"
         limits = QueryLimits(rows=_MAX_SYSTEM_ROWS, size=256 << 20, cell=64 << 20)
-        answer = reader.sql(text, values, limits=limits)
+        answer = reader.sql(text, list(key.values()), limits=limits)
         if not (exact or answer.complete):
             what = f"the condition needs more than {_MAX_SYSTEM_ROWS:,} rows of {table.name}"
             fix = "add a comparison of a column with a constant: pipeline = 'totals' and ..."
@@ -265,10 +265,6 @@ def _list_names(names: Sequence[str]) -> str:
     return f"views: {', '.join(names)}" if names else "there are no views yet"
 
 
-def _system_info(table: ViewTable) -> ViewInfo:
-    return ViewInfo(table.name, "system", table.version, table.key, table.schema, None, None, None, None)
-
-
 def _is_sortable(table: ViewTable) -> bool:
     kinds = [table.schema.field(name).type for name in table.key if name != table.window]
     return not any(pa.types.is_nested(kind) for kind in kinds)
@@ -294,18 +290,3 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
         mask = open_window_mask(found.definition, rows, found.watermark)
         rows = rows.filter(mask if query.open else pc.invert(mask))
     return replace(found, table=rows if query.limit is None else rows.slice(0, query.limit))
-
-
-def _system_condition(table: ViewTable, query: ViewQuery, condition: ViewFilter | None) -> tuple[str, list[Any]]:
-    if query.key is not None:
-        given = key_dict(table, query.key)
-        return f"where {' and '.join(f'{quote(name)} = ?' for name in given)}", list(given.values())
-    return ("" if condition is None else f"where {condition.sql}"), []
-
-
-def _order_by(table: ViewTable, column: str) -> str:
-    name = column.removeprefix("-")
-    if name not in table.schema.names:
-        what = f"{table.name} has no column {name!r}"
-        raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
-    return f"{quote(name)} desc" if column.startswith("-") else quote(name)
