@@ -17,6 +17,7 @@ from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
 from headwater.store.columns import timestamp_text
 from headwater.store.commit import ViewTable
+from headwater.store.ledger import KEPT_BATCHES
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sql_store import SqlStore
 from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
@@ -175,9 +176,9 @@ class StoreViews:
         if state.get("state") not in (None, "running", "idle"):
             lines.append(f"its pipeline is {state['state']}" + (f": {state['detail']}" if state["detail"] else ""))
         return ViewBehindError(
-            f'view "{query.name}" had not taken in {event} after {query.timeout:g} s',
+            f'view "{query.name}" does not include {event} after {query.timeout:g} s',
             detail="\n".join(lines),
-            fix="wait longer: timeout=60, or see headwater lag",
+            fix="wait longer, such as timeout=60, or run headwater lag",
             view=query.name, after=event, position=position, state=state.get("state"),
         )  # fmt: skip
 
@@ -285,8 +286,9 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
     rows = found.table
     if query.open is not None:
         if not found.windows_known:
-            what = "the watermark of that moment is not known any more"
-            raise BadQueryError(what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out")
+            what = "the watermark of that moment is no longer known"
+            detail = f"the ledger keeps the last {KEPT_BATCHES:,} batches"
+            raise BadQueryError(what, detail=detail, fix="leave open= out")
         mask = open_window_mask(found.definition, rows, found.watermark)
         rows = rows.filter(mask if query.open else pc.invert(mask))
     return replace(found, table=rows if query.limit is None else rows.slice(0, query.limit))
