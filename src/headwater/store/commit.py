@@ -235,8 +235,8 @@ class PipelineReport:
         delivery: The delivery class of its output.
 
     Example:
-        >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).query
-        'revenue@1'
+        >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).inputs
+        ('orders',)
     """
 
     pipeline: str
@@ -251,8 +251,3 @@ class PipelineReport:
     since: int = 0
     latency: str = ""
     delivery: str = ""
-
-    @property
-    def query(self) -> str:
-        """The name of the query."""
-        return f"{self.pipeline}@{self.version}"

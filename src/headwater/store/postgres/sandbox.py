@@ -10,6 +10,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from threading import Event, Thread
 from typing import Any
 
@@ -23,7 +24,7 @@ from headwater.events.values import preview
 from headwater.sql.postgres_pool import PostgresPool, PostgresSession
 from headwater.store.commit import ViewTable
 from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA
-from headwater.store.protocol import QueryLimits, SqlResult, limit_error, row_size
+from headwater.store.protocol import QueryLimits, SqlResult, limit_error
 from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables
 
@@ -79,20 +80,13 @@ class PostgresSandbox:
         Raises:
             BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
-        rows: Rows = []
-        size = 0
         with self._run(text, parameters) as cursor:
             columns = tuple(column.name for column in cursor.description or ())
             if len(columns) > self._limits.columns:
                 what = f"the result has {len(columns)} columns; at most {self._limits.columns} are allowed"
                 raise BadQueryError(what, text=preview(text), limit="columns")
-            for part in self._chunks(cursor, min(_FETCH_SIZE, self._limits.rows + 1)):
-                for row in part:
-                    size += row_size(row)
-                    if len(rows) == self._limits.rows or size > self._limits.size:
-                        return SqlResult(columns, rows, complete=False)
-                    rows.append(row)
-        return SqlResult(columns, rows, complete=True)
+            chunks = self._chunks(cursor, min(_FETCH_SIZE, self._limits.rows + 1))
+            return SqlResult.collect(columns, chain.from_iterable(chunks), self._limits)
 
     def query_chunks(self, text: str) -> Iterator[Rows]:
         """Yields all rows of a SELECT that Headwater wrote around a user's condition, in lists of some thousands."""

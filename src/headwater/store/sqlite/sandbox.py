@@ -33,7 +33,7 @@ from headwater.sql.guard import ALLOWED_FUNCTIONS, DECIMAL_COLLATION
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import open_reader, translate_sqlite_errors
 from headwater.store.columns import storage_columns
-from headwater.store.protocol import QueryLimits, SqlResult, StopReason, limit_error, row_size
+from headwater.store.protocol import QueryLimits, SqlResult, StopReason, limit_error
 from headwater.store.sqlite.migrations import SYSTEM_TABLES
 from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables, table_name
@@ -297,19 +297,12 @@ class SqliteSandbox:
             BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
         self._connection.text_factory = lambda data: data.decode(errors="replace")
-        rows: list[tuple[Any, ...]] = []
-        size = 0
         with self._run(text) as cursor:
             cursor.execute(text, parameters)
             if cursor.description is None:
                 raise BadQueryError("there is no query in the text", fix="write one SELECT", text=preview(text))
             columns = tuple(column[0] for column in cursor.description)
-            for row in cursor:
-                size += row_size(row)
-                if len(rows) == self._limits.rows or size > self._limits.size:
-                    return SqlResult(columns, rows, complete=False)
-                rows.append(row)
-        return SqlResult(columns, rows, complete=True)
+            return SqlResult.collect(columns, cursor, self._limits)
 
     def query_chunks(self, text: str) -> Iterator[list[tuple[Any, ...]]]:
         """Yields all rows of a SELECT that Headwater wrote around a user's condition, in lists of some thousands."""
