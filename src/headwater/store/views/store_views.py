@@ -140,7 +140,7 @@ class StoreViews:
             UnknownViewError: There is no such view.
             UnknownTopicError: Neither the view nor anything before it reads the topic of one of them.
         """
-        if not query.after:
+        if not query.after or query.name in SYSTEM_VIEWS:  # `read_now` refuses to wait for a system view
             return True
         if not len(self.definition(query.name).schema):
             return False
@@ -198,15 +198,17 @@ class StoreViews:
         # The watermark is read before the rows, which may be newer: a window is never reported as closed too early.
         watermark, position = views.watermark(table.name), self._position(table.name)
         order = table.key if query.order is None else query.order
-        at_end = query.order is None and (query.limit is None or query.open is not None)
+        limit = query.limit if query.open is None else None
+        # Without an order, a read needs no sandbox (`ViewReader.table`). So all rows are sorted by their key here.
+        sort_here = query.order is None and query.key is None and limit is None and _is_sortable(table)
         rows = views.table(
             table.name,
             key=query.key,
             where=query.where,
-            order=() if query.key is not None or (at_end and _is_sortable(table)) else order,
-            limit=query.limit if query.open is None else None,
+            order=() if query.key is not None or sort_here else order,
+            limit=limit,
         )
-        rows = _sort_by_key(table, rows) if at_end and _is_sortable(table) and query.key is None else rows
+        rows = _sort_by_key(table, rows) if sort_here else rows
         return _filter_open(ViewResult(table, rows, watermark, position), query)
 
     def _read_as_of(self, table: ViewTable, query: ViewQuery, when: int) -> ViewResult:
