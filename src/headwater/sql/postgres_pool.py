@@ -33,14 +33,7 @@ from headwater.errors import (
     UnreachableError,
 )
 
-__all__ = [
-    "MIN_SERVER_VERSION",
-    "TABLE_SCHEMA",
-    "PostgresPool",
-    "PostgresSession",
-    "is_connection_lost",
-    "redact_url",
-]
+__all__ = ["MIN_SERVER_VERSION", "TABLE_SCHEMA", "PostgresPool", "PostgresSession", "redact_url"]
 
 TABLE_SCHEMA = "headwater"
 """The schema of our own tables."""
@@ -218,7 +211,7 @@ class PostgresPool:
 
     def _translate_error(self, error: psycopg.Error) -> HeadwaterError:
         message = f"{self.display_url}: {self._redact_message(error)}"
-        if is_connection_lost(error):
+        if _is_connection_lost(error):
             return UnreachableError("the connection to the database was lost", detail=message)
         for kinds, error_class, what in _ERROR_CLASSES:
             if isinstance(error, kinds):
@@ -233,7 +226,7 @@ class PostgresPool:
         return " ".join(message.split())[:500]
 
 
-def is_connection_lost(error: psycopg.Error) -> bool:
+def _is_connection_lost(error: psycopg.Error) -> bool:
     """Returns whether the connection was lost, so that the outcome of the transaction is unknown."""
     ended = (pg.AdminShutdown, pg.CrashShutdown, pg.CannotConnectNow, pg.IdleInTransactionSessionTimeout)
     return isinstance(error, ended) or (

@@ -104,7 +104,7 @@ def commit_batch(session: Session, dialect: Dialect[Any], commit: Commit, writer
 
     Raises:
         FencedError: A newer runner has opened an epoch of the query.
-        LedgerMismatchError: The batch is in the ledger with other offsets, or before the oldest entry kept.
+        LedgerMismatchError: The batch is in the ledger with other offsets, or is missing there below the newest batch.
         UnknownViewError: The view's table was never created.
     """
     entry = commit.entry

@@ -190,6 +190,7 @@ def _read_format(session: PostgresSession) -> tuple[int, str]:
 
 def _grant_reader(session: PostgresSession) -> None:
     """Create the reader role if permitted; otherwise an administrator must do it (docs/postgres.md)."""
+    # Roles belong to the server, not the database: a store in another database may create this one at the same time.
     try:
         with session.connection.transaction():
             if session.execute("SELECT 1 FROM pg_roles WHERE rolname = ?", (READER_ROLE,)).fetchone() is None:

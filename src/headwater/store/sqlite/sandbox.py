@@ -38,14 +38,7 @@ from headwater.store.sqlite.migrations import SYSTEM_TABLES
 from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables, table_name
 
-__all__ = [
-    "TIMESTAMP_COLLATION",
-    "Permissions",
-    "QueryWatchdog",
-    "SqliteSandbox",
-    "add_functions",
-    "apply_limits",
-]
+__all__ = ["TIMESTAMP_COLLATION", "SqliteSandbox", "add_functions"]
 
 TIMESTAMP_COLLATION = "hw_moment"
 _TIMESTAMP_LENGTH = len("2026-01-01T00:00:00.000000Z")
