@@ -1,4 +1,4 @@
-"""A view at a moment of its past: the same rows as were there then."""
+"""A read of a view as of a past moment returns the rows that it had then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 at any instant: what was acknowledged is there, and nothing is there by half."""
+"""After kill -9 at any instant, every acknowledged batch is stored, and no batch is stored in part."""
 
 from __future__ import annotations
 

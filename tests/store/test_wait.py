@@ -1,4 +1,4 @@
-"""Waiting until a view has taken in an event, directly or through the pipelines before it."""
+"""Waiting until a view includes an event, directly or through the pipelines before it."""
 
 from __future__ import annotations
 
