@@ -133,7 +133,7 @@ class Filter:
         )
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # one database serves all filters of the process; each has a cursor of its own
 def _connection() -> duckdb.DuckDBPyConnection:
     import duckdb
 

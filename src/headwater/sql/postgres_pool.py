@@ -187,6 +187,7 @@ class PostgresPool:
                 self._idle.pop().connection.close()
 
     def _release(self, session: PostgresSession) -> None:
+        # A connection in an open or failed transaction comes from a caller that failed; it is not used again.
         usable = not session.connection.closed
         usable = usable and session.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         with self._lock:

@@ -88,6 +88,7 @@ def open_reader(path: Path, what: str, *, immutable: bool = False) -> SqliteSess
 def transaction(connection: sqlite3.Connection, path: Path, what: str) -> Iterator[None]:
     """Run the block in one transaction; other writers wait from its beginning."""
     with translate_sqlite_errors(path, what):
+        # A plain BEGIN takes the write lock at the first write, and fails if another process wrote in between.
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -134,7 +134,7 @@ class SqlStore:
         def write_batch(session: Session) -> bool:
             nonlocal written
             if writer is not None:
-                writer.stage(session)
+                writer.stage(session)  # before the lock: to send the rows takes longest
             self.dialect.lock_query(session, commit.entry.query)
             first_time = commit_batch(session, self.dialect, commit, writer)
             if writer is not None:

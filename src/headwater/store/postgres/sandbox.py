@@ -115,6 +115,7 @@ class PostgresSandbox:
         for kind in ("numeric", "date", "timestamp", "time", "interval", "uuid"):
             cursor.adapters.register_loader(kind, TextLoader)
         done = Event()
+        # The query blocks this thread, so another one waits for the cancellation.
         watcher = Thread(target=self._watch, args=(connection, done), daemon=True)
         if self._cancel is not None:
             watcher.start()
@@ -132,6 +133,7 @@ class PostgresSandbox:
     def _restrict(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Restrict the transaction to reading views, with a statement timeout."""
         left = int(self._limits.time.total_seconds() * 1000)
+        # In KiB. Every sort and hash of a query may use as much, so it is a fraction of the limit.
         memory = max(64, min(self._limits.memory // 8 >> 10, 1 << 20))
         settings = f"""
             SET LOCAL search_path = {VIEW_SCHEMA}, pg_catalog, pg_temp; SET LOCAL statement_timeout = {left};

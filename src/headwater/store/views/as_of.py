@@ -92,7 +92,7 @@ def version_as_of(log: Log, table: ViewTable, moment: int) -> ViewTable:
     An older version was current at least until its last change, and until the newer one had its first.
     """
     topics = set(log.topics())
-    for version in range(1, table.version):
+    for version in range(1, table.version):  # oldest first: the first version that fits is the one readers saw
         topic = changelog_topic(table.name, version)
         if topic not in topics:
             continue

@@ -111,7 +111,7 @@ class ChangelogReader:
 
 def read_snapshot(log: Log, table: ViewTable, end: int) -> Iterator[Change]:
     """Returns the rows that the changes up to an offset leave, as "read" changes; later changes continue from there."""
-    rows: dict[str, Change] = {}
+    rows: dict[str, Change] = {}  # by the text of the key, because windows in it are dicts, which have no hash
     for change in ChangelogReader(log, table, 0).changes(follow=False):
         if change is None or dict(change.position.lanes)[0][0] > end:
             break
