@@ -119,9 +119,9 @@ def test_an_empty_batch_has_an_empty_mask():
 
 
 def test_an_unknown_column_is_named_with_the_known_ones():
-    with pytest.raises(BadFilterError, match="colour") as caught:
+    with pytest.raises(BadFilterError) as caught:
         Filter("colour = 'red'").mask(BATCH)
-    assert caught.value.data["columns"] == BATCH.schema.names
+    assert caught.value.data == {"text": "colour = 'red'", "columns": BATCH.schema.names}
 
 
 @pytest.mark.parametrize("text", ["amount", "'text'", "score + 1", "at", "null", "tags"])

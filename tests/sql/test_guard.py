@@ -29,7 +29,6 @@ def test_a_refusal_says_where_in_the_text(text, position):
     with pytest.raises(BadFilterError) as caught:
         parse_condition(text)
     assert caught.value.data["position"] == position
-    assert f"at character {position}" in caught.value.what
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A store and its readers: in a file, or for suites that say `STORES = BOTH` also in PostgreSQL."""
+"""A store and its reader: in a SQLite file and, for modules with `STORES = BOTH`, also in PostgreSQL."""
 
 from __future__ import annotations
 

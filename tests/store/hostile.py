@@ -1,4 +1,4 @@
-"""SQL that must not get through: 1,500 statements that reach too far, and some that take too much."""
+"""SQL that a sandbox must refuse: 1,500 statements that do more than read views, and some that exceed limits."""
 
 from __future__ import annotations
 

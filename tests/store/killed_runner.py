@@ -1,13 +1,13 @@
-"""A runner that commits batch after batch until it is killed: `python killed_runner.py FOLDER`.
+"""A runner that commits batch after batch until it is killed.
 
-Batch b adds 1 to ten of fifty keys, chosen by b, and puts events beside; so what the store holds says exactly which
-batches are in it. Each commit that returned is acknowledged on standard output.
+Batch b adds 1 to ten of fifty keys, chosen by b, and stores events beside, so the content of the store shows exactly
+which batches it has.
 """
 
 from __future__ import annotations
 
 import random
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from headwater.store import EventCounts, InputRange, SqliteDialect, SqlStore, ViewReader
@@ -27,8 +27,9 @@ def publish(runner: Runner, batch: int) -> None:
         runner.store.mark_published(runner.query, batch, {0: (batch + 1) * 10})
 
 
-def main() -> None:
-    store = SqlStore(SqliteDialect(Path(sys.argv[1])))
+def commit_until_killed(folder: Path, acknowledgements: Connection) -> None:
+    """Commit batches; send the number of each commit that has returned."""
+    store = SqlStore(SqliteDialect(folder))
     runner = Runner(store)
     views = ViewReader(store)
     last = store.last_entry(runner.query)
@@ -43,8 +44,4 @@ def main() -> None:
         beside = {"late": (aside(batch * 12),), "quarantined": (aside(batch * 12 + 1),)}
         runner.commit(rows, inputs=(read,), **beside)
         publish(runner, batch)
-        print(batch, flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
+        acknowledgements.send(batch)

@@ -1,4 +1,4 @@
-"""Columns in SQLite: every type comes back as it was, and reads well in SQL."""
+"""Columns in SQLite: values of every type are read back unchanged, and their stored form suits SQL."""
 
 from __future__ import annotations
 

@@ -27,9 +27,7 @@ from tests.store.given import Runner, aside
 
 class TestSqliteDialect(StoreContract):
     def rows_of(self, store, name):
-        views = ViewReader(store)
-        found = views.rows(name)
-        return found
+        return ViewReader(store).rows(name)
 
     def test_the_largest_unsigned_integer_is_kept(self, store):
         """Integers of SQLite end at 2^63 - 1: a larger one is refused with its column, and nothing is written."""

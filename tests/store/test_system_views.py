@@ -11,6 +11,8 @@ import pytest
 
 from headwater.engine.state.encoding import encode_keys, kinds_of
 from headwater.engine.state.hash_pages import HashPages
+from headwater.errors import BadQueryError
+from headwater.events import Receipt
 from headwater.log import EventLog
 from headwater.store import EventCounts, PipelineReport, SqliteDialect, SqlStore, StateSize, StateWrite
 from headwater.store.system_views import SYSTEM_VIEWS
@@ -141,6 +143,23 @@ def test_every_system_view_is_listed_and_read_by_its_key(store, tmp_path):
         **{"pipeline": "totals", "version": 1, "space": "seen", "keys": 1, "entries": 1, "bytes": 3},
         **{"largest": 1, "largest_key": None},
     }
+
+
+def test_nulls_of_a_system_view_sort_before_values(store, tmp_path):
+    Runner(store).commit(watermark=5)
+    store.report(PipelineReport("big", 1, "stream", "running"))
+    with EventLog(tmp_path / "log") as log:
+        source = StoreViews(log, lambda: store, "here")
+        for order, names in (("watermark", ["big", "totals"]), ("-watermark", ["totals", "big"])):
+            rows = source.read(ViewQuery("hw_pipelines", order=(order,))).rows()
+            assert [row["name"] for row in rows] == names
+
+
+@pytest.mark.parametrize("options", [{"after": (Receipt("orders", 0, 0),)}, {"as_of": "-1m"}, {"open": True}])
+def test_a_system_view_has_no_past_and_no_windows(store, tmp_path, options):
+    with EventLog(tmp_path / "log") as log, pytest.raises(BadQueryError) as caught:
+        StoreViews(log, lambda: store, "here").read(ViewQuery("hw_pipelines", **options))
+    assert caught.value.data == {"view": "hw_pipelines"}
 
 
 @pytest.mark.parametrize(

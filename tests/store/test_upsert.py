@@ -1,4 +1,4 @@
-"""Rows and changes against a dict: whatever batches do, both say the same."""
+"""After any batches, the rows and changes of a view equal those of a dict."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Filter"]
 
 
-_INTERRUPTED = ("Query interrupted", "failed: KeyboardInterrupt")  # what DuckDB makes of Ctrl-C
-_RELATION = "hw$rows"  # a name that no column has: `name.field` would mean a column of this relation
+_INTERRUPTED = ("Query interrupted", "failed: KeyboardInterrupt")  # DuckDB's messages after Ctrl-C
+_RELATION = "hw$rows"  # unlike any column: if a column had this name, `name.field` would mean this relation
 _SETTINGS = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -44,8 +44,8 @@ _SETTINGS = {
 class Filter:
     """A condition on events; rows for which it is null do not match.
 
-    Columns are the fields of the value and, when they are given, `key`, `partition`, `offset`, `occurred_at`,
-    `headers` (a field of the value with such a name comes first). Times are compared in UTC.
+    Columns are the fields of the value and those of the envelope: `key`, `partition`, `offset`, `occurred_at`,
+    `headers`. A field of the value hides a column of the envelope with its name. Times are compared in UTC.
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"amount": 50}, {"amount": 150}])
@@ -53,7 +53,7 @@ class Filter:
         [False, True]
 
     Raises:
-        BadFilterError: The text is not one condition, or uses what a condition may not use.
+        BadFilterError: The text is not one condition, or uses something that is not allowed.
     """
 
     def __init__(self, condition: str | Condition) -> None:
@@ -81,7 +81,7 @@ class Filter:
             envelope: Columns beside the values, such as `key` and `offset`, of the same length.
 
         Raises:
-            BadFilterError: A column is not there, or types do not go together; `data` has `text` and `columns`.
+            BadFilterError: A column is missing, or types do not match; `data` has `text` and `columns`.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         known = {name.casefold() for name in columns}
@@ -111,23 +111,18 @@ class Filter:
 
         with self._lock:
             try:
-                found = self._run_query(table)
+                self._cursor.register(_RELATION, table)
+                try:
+                    # Rows come back in the order of the batch: one thread, and insertion order is kept by default.
+                    answer: Any = self._cursor.sql(f'SELECT {self._expression} AS kept FROM "{_RELATION}"')
+                    return answer.to_arrow_table().column("kept").combine_chunks()
+                finally:
+                    self._cursor.unregister(_RELATION)
             except (duckdb.Error, RuntimeError, ValueError) as error:
                 reason = str(error).splitlines()[0]
                 if reason.rstrip(": ").endswith(_INTERRUPTED):
                     raise KeyboardInterrupt from None
                 raise self._evaluation_error(reason[:200], table.schema.names) from None
-        return found
-
-    def _run_query(self, table: pa.Table) -> pa.Array:
-        self._cursor.register(_RELATION, table)
-        try:
-            # Rows come back in the order of the batch: one thread, and insertion order is kept by default.
-            answer: Any = self._cursor.sql(f'SELECT {self._expression} AS kept FROM "{_RELATION}"')
-            found = answer.to_arrow_table().column("kept").combine_chunks()
-        finally:
-            self._cursor.unregister(_RELATION)
-        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
     def _evaluation_error(self, reason: str, columns: list[str]) -> BadFilterError:
         return BadFilterError(
@@ -138,7 +133,7 @@ class Filter:
         )
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # one database serves all filters of the process; each has a cursor of its own
 def _connection() -> duckdb.DuckDBPyConnection:
     import duckdb
 

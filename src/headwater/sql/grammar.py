@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _KEYWORD_CALLS = ("CAST", "TRY_CAST", "EXTRACT", "OVERLAY", "POSITION", "SUBSTRING", "TRIM")
-# Words that build an expression. Any other word of SQL, such as `order` or `offset`, can only be a column here.
+# Keywords of expressions. Any other keyword of SQL, such as `order` or `offset`, can only be a column here.
 _CONDITION_KEYWORDS = """
     all and any as between both case cast collate distinct else end escape exists false for from glob ilike in interval
     is isnull leading like not notnull null or select similar some symmetric then trailing true when with
@@ -46,7 +46,7 @@ CONDITION_NODES: tuple[type[Expr], ...] = (
     *(exp.Cast, exp.TryCast, exp.DataType, exp.DataTypeParam, exp.Interval, exp.Var, exp.Array, exp.Bracket),
     *(exp.Extract, exp.StrPosition, exp.Substring, exp.Trim),
 )
-"""What a condition is made of; everything else is refused."""
+"""The nodes that a condition may contain; everything else is refused."""
 
 CONDITION_TYPES = (
     *(exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT, exp.DType.BIGINT, exp.DType.INT128, exp.DType.DECIMAL),
@@ -54,7 +54,7 @@ CONDITION_TYPES = (
     *(exp.DType.DATE, exp.DType.TIME, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ, exp.DType.TIMESTAMPTZ),
     *(exp.DType.INTERVAL, exp.DType.UUID),
 )
-"""The types that a condition can cast to: none whose size the text decides, such as `int[1000000000]`."""
+"""The types that a condition can cast to. None has a size that the user chooses, such as `int[1000000000]`."""
 
 HINTS: dict[type[Expr], tuple[str, str]] = {
     exp.Select: ("a subquery", "compare columns with constants"),
@@ -78,7 +78,7 @@ HINTS: dict[type[Expr], tuple[str, str]] = {
     exp.JSONExtract: ("the operator ->", "write column.field"),
     exp.Distinct: ("DISTINCT", "leave it out"),
 }
-"""What a refused part is called in a message, and what to write instead."""
+"""How messages name a refused node, and what to write instead."""
 
 QUERY_FUNCTIONS: tuple[type[Expr], ...] = (
     *(exp.And, exp.Or, exp.Case, exp.If, exp.Cast, exp.TryCast, exp.Extract, exp.Overlay, exp.StrPosition),
@@ -87,18 +87,18 @@ QUERY_FUNCTIONS: tuple[type[Expr], ...] = (
     *(exp.JSONBExtract, exp.JSONBExtractScalar, exp.JSONBContains, exp.JSONBContainsTopKey, exp.Abs, exp.Collate),
     *(exp.CurrentDate, exp.CurrentTime, exp.CurrentTimestamp, exp.Localtime, exp.Localtimestamp),
 )
-"""Syntax with a meaning of its own that sqlglot counts as functions; other calls are checked by name."""
+"""Syntax that sqlglot represents as functions; other calls are checked by name."""
 
 REFUSED_IN_QUERIES: tuple[type[Expr], ...] = (
     *(exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock, exp.Set),
-    # sqlglot writes these as they came, without a look at what is in them.
+    # sqlglot does not parse the contents of these, so they cannot be checked.
     *(exp.Hint, exp.Operator, exp.SessionParameter, exp.Introducer, exp.UnicodeString),
 )
 QUERY_STARTS = (TokenType.SELECT, TokenType.WITH, TokenType.VALUES, TokenType.TABLE, TokenType.L_PAREN)
 
 
 class ConditionSql(DuckDB):
-    """DuckDB's SQL, as far as a condition is made of it."""
+    """The part of DuckDB's SQL that conditions use."""
 
     class Parser(DuckDBParser):
         """Keeps calls as they are written; no word is a function without parentheses."""
@@ -124,7 +124,7 @@ class PostgresQuerySql(Postgres):
 
 
 def tokenize_condition(text: str) -> list[Token]:
-    """Returns the tokens of a condition; words that build no expression become names of columns."""
+    """Returns the tokens of a condition; keywords that are not of expressions become names of columns."""
     tokens = ConditionSql().tokenize(text)
     keywords = _CONDITION_KEYWORDS.split()
     for token in tokens:
@@ -136,9 +136,9 @@ def tokenize_condition(text: str) -> list[Token]:
 
 
 def add_parentheses(tree: Expr) -> Expr:
-    """Put every operand that is an operation itself in parentheses, so that its text leaves no question of precedence.
+    """Put every operand that is itself an operation in parentheses, so that precedence does not matter.
 
-    Long chains of AND or OR stay flat: engines limit the depth of an expression.
+    Long chains of AND or OR stay flat, because engines limit the depth of an expression.
     """
     root = exp.Paren(this=tree)
     operations = (exp.Binary, exp.Unary, exp.Between, exp.In)

@@ -1,12 +1,12 @@
 """Checks SQL that users write: conditions (`where=`) and queries (`client.sql`).
 
 A condition is one expression in DuckDB's SQL over the columns of a topic, a queue or a view. It is parsed to a tree,
-every part of the tree is compared with a list of what is allowed, and the text that runs is written from the tree. So
-what runs is what was checked, and it cannot leave the parentheses that it stands in. A query for PostgreSQL is checked
-in the same way; SQLite reports itself what a query does (`store/sqlite/sandbox`).
+every node of the tree is compared with a list of what is allowed, and the text that runs is written from the tree. So
+what runs is what was checked, and it cannot break out of its parentheses. A query for PostgreSQL is checked in the same
+way. For SQLite no check is needed here: SQLite itself reports each action of a query (`store/sqlite/sandbox`).
 
-What can be used is harmless: it reads nothing but its arguments, does not wait, and its result is not much larger than
-they are. The engines have protections of their own behind this one.
+Every allowed function is harmless: it reads nothing but its arguments, does not wait, and its result is not much larger
+than they are. Each engine has further protections of its own.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ _FUNCTIONS: tuple[tuple[tuple[SqlEngine, ...], str], ...] = (
 ALLOWED_FUNCTIONS: dict[str, frozenset[SqlEngine]] = {
     name: frozenset(engines) for engines, names in _FUNCTIONS for name in names.split()
 }
-"""The functions that users can call, and in the SQL of which engine: DuckDB's in conditions, a store's in queries."""
+"""The functions that users can call, and the engines that have them: DuckDB in conditions, a store in queries."""
 
 _MAX_CONDITION_LENGTH = 4_000
 _MAX_QUERY_LENGTH = 100_000
 _MAX_DEPTH = 100
 _WORD = re.compile(r"[^\W\d][\w$]*")
-# The server's own tables, the store's tables behind the views, and who is connected.
+# The server's catalogue, the store's tables behind the views, and the functions that name the login.
 _FORBIDDEN_NAME = re.compile(r"pg_|information_schema$|headwater$|current_|session_|user$|system_user$", re.IGNORECASE)
 _CLOCK_WORDS = frozenset({"current_date", "current_timestamp", "current_time", "current_row"})
 
@@ -142,8 +142,8 @@ def parse_condition(text: str) -> Condition:
     """Returns the condition in a text.
 
     Raises:
-        BadFilterError: The text is not one condition, or uses what a condition cannot use; `data` has `text` and, if
-            one is known, `position`: where in the text, counted from 1.
+        BadFilterError: The text is not one condition, or uses something that is not allowed. `data` has `text` and, if
+            it is known, `position`: the character of the text, counted from 1.
     """
     if not _is_text(text, _MAX_CONDITION_LENGTH):
         raise BadFilterError(f"a condition is text of 1 to {_MAX_CONDITION_LENGTH:,} characters", text=preview(text))
@@ -177,7 +177,7 @@ def _is_text(text: object, longest: int) -> bool:
 
 
 def _find_problems(tree: Expr) -> Iterator[tuple[str, Expr, str | None]]:
-    """Yields what a condition may not use: what it is called, where, and what to write instead."""
+    """Yields each part that is not allowed: a description, the node, and what to write instead."""
     from sqlglot import exp
 
     from headwater.sql.grammar import CONDITION_NODES, CONDITION_TYPES, HINTS
@@ -303,7 +303,7 @@ def _find_query_problems(node: Expr) -> Iterator[str]:
 
 
 def _find_name_problems(name: str, *, quoted: bool) -> Iterator[str]:
-    # A name without quotes is written as it came; with other signs in it the server could read it in another way.
+    # A name without quotes is written as it is. With other characters in it, the server could read it differently.
     if not quoted and not _WORD.fullmatch(name):
         yield f"{preview(name)} is not a name"
     if _FORBIDDEN_NAME.match(name) and name.lower() not in _CLOCK_WORDS:

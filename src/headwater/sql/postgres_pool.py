@@ -33,14 +33,7 @@ from headwater.errors import (
     UnreachableError,
 )
 
-__all__ = [
-    "MIN_SERVER_VERSION",
-    "TABLE_SCHEMA",
-    "PostgresPool",
-    "PostgresSession",
-    "is_connection_lost",
-    "redact_url",
-]
+__all__ = ["MIN_SERVER_VERSION", "TABLE_SCHEMA", "PostgresPool", "PostgresSession", "redact_url"]
 
 TABLE_SCHEMA = "headwater"
 """The schema of our own tables."""
@@ -48,8 +41,8 @@ MIN_SERVER_VERSION = 15
 """The oldest supported server version: the first with NULLS NOT DISTINCT."""
 _MAX_IDLE = 4  # connections kept for the next use
 _CONNECT_TIMEOUT = 10  # seconds to wait for a server that does not answer, unless the URL says otherwise
-# Times, numbers and bytes have one text form whatever the server's settings. A commit returns after it is on disk. The
-# server ends the transaction of a process that sleeps, so that others do not wait for it for ever.
+# Times, numbers and bytes have one text form, whatever the server's settings. A commit returns after it is on disk. The
+# server ends the transaction of a process that hangs, so that others do not wait for it forever.
 _SETTINGS = """
     SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET bytea_output = 'hex'; SET extra_float_digits = 1;
     SET standard_conforming_strings = on; SET temp_buffers = '32MB'; SET client_min_messages = 'warning';
@@ -194,6 +187,7 @@ class PostgresPool:
                 self._idle.pop().connection.close()
 
     def _release(self, session: PostgresSession) -> None:
+        # A connection in an open or failed transaction comes from a caller that failed; it is not used again.
         usable = not session.connection.closed
         usable = usable and session.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         with self._lock:
@@ -218,7 +212,7 @@ class PostgresPool:
 
     def _translate_error(self, error: psycopg.Error) -> HeadwaterError:
         message = f"{self.display_url}: {self._redact_message(error)}"
-        if is_connection_lost(error):
+        if _is_connection_lost(error):
             return UnreachableError("the connection to the database was lost", detail=message)
         for kinds, error_class, what in _ERROR_CLASSES:
             if isinstance(error, kinds):
@@ -233,7 +227,7 @@ class PostgresPool:
         return " ".join(message.split())[:500]
 
 
-def is_connection_lost(error: psycopg.Error) -> bool:
+def _is_connection_lost(error: psycopg.Error) -> bool:
     """Returns whether the connection was lost, so that the outcome of the transaction is unknown."""
     ended = (pg.AdminShutdown, pg.CrashShutdown, pg.CannotConnectNow, pg.IdleInTransactionSessionTimeout)
     return isinstance(error, ended) or (
@@ -242,12 +236,12 @@ def is_connection_lost(error: psycopg.Error) -> bool:
 
 
 _ERROR_CLASSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[HeadwaterError], str], ...] = (
-    ((pg.InsufficientPrivilege,), BadCredentialsError, "the database does not permit this to the user"),
+    ((pg.InsufficientPrivilege,), BadCredentialsError, "the user lacks a privilege in the database"),
     ((pg.DiskFull,), DiskFullError, "no space left for the store"),
     ((pg.IoError,), DiskFailedError, "the store could not be written or read"),
     ((pg.DataCorrupted, pg.IndexCorrupted), DamagedError, "the store is damaged"),
-    ((pg.ReadOnlySqlTransaction,), NotWritableError, "the database can only be read"),
-    ((pg.TooManyConnections, pg.OutOfMemory), UnreachableError, "the database has no room for more"),
+    ((pg.ReadOnlySqlTransaction,), NotWritableError, "the database is read-only"),
+    ((pg.TooManyConnections, pg.OutOfMemory), UnreachableError, "the database has no free connection or memory"),
     (
         (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure, pg.QueryCanceled),
         LockedError,

@@ -1,12 +1,12 @@
-"""Translates a condition to the SQL of a store, as far as every engine gives it the same value.
+"""Translates the parts of a condition that have the same value in every engine to the SQL of a store.
 
-DuckDB decides what a condition means. A store evaluates only those parts whose value cannot differ: comparisons of a
-column, or of its remainder, with a constant of its type, `IS NULL`, `IN`, `BETWEEN` and `LIKE`, joined by AND, OR and
+DuckDB defines the meaning of a condition. A store evaluates only those parts whose value cannot differ: comparisons of
+a column, or of its remainder, with a constant of its type, `IS NULL`, `IN`, `BETWEEN` and `LIKE`, joined by AND, OR and
 NOT. All other parts (arithmetic, casts, functions) are left to `Filter`, which runs over the rows that the store
-returns. For some of them the store evaluates a wider condition, which leaves `Filter` fewer rows.
+returns. For some of them the store evaluates a weaker condition, which leaves `Filter` fewer rows.
 
 No part that is pushed down can fail, and each is written so that the engines agree: text is compared by its bytes,
-`LIKE` heeds case, decimals are compared as numbers, times as moments in UTC.
+`LIKE` is case-sensitive, decimals are compared as numbers, times as moments in UTC.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _COMPARISONS: dict[type[Expr], tuple[str, str]] = {  # the operator, and the one
 }
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIMESTAMP = re.compile(rf"({_DATE.pattern})(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{{1,6}})?)?(Z|[+-]\d\d(?::\d\d)?)?)?")
-_ZONED: Final = (exp.DType.TIMESTAMPTZ, None)  # what a constant for a time with zone is cast to; None: a plain string
+_ZONED: Final = (exp.DType.TIMESTAMPTZ, None)  # casts of a constant for a time with zone; None: a plain string
 _UNZONED: Final = (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ, None)
 _MAX_DECIMAL_DIGITS = 38
 _EXACT_DIGITS = 15  # with more, engines may read different doubles from one text
-# A search for a pattern can take time that grows with each wildcard, and SQLite cannot interrupt it.
+# The time of a pattern search grows with each wildcard, and SQLite cannot interrupt it.
 _MAX_WILDCARDS = 3
 _MAX_PATTERN_LENGTH = 100
 _WILDCARDS = {"%": "*", "_": "?"}  # of LIKE, and the same in SQLite's GLOB
@@ -117,7 +117,7 @@ class _Writer:
         found = self._like(node)
         if found is None:
             return self._lower(node)
-        # SQLite's GLOB ends at a NUL inside of a text, as its length() does; such texts are left to DuckDB.
+        # SQLite's GLOB stops at a NUL inside a text, as its length() does; such texts are left to DuckDB.
         name, matching = found
         whole = f"length(CAST({name} AS BLOB))"
         return f"{matching} OR length(CAST(substr({name}, 1, length({name})) AS BLOB)) <> {whole}"
@@ -181,7 +181,7 @@ class _Writer:
         return f"{name}{self._collation(kind)} {form.format(*constants)}"
 
     def _operand(self, node: Expr) -> tuple[str, pa.DataType] | None:
-        """Returns a column, or its remainder by a constant above zero; engines give the remainder the same sign."""
+        """Returns a column, or its remainder by a positive constant, to which all engines give the same sign."""
         node = node.unnest()
         if not isinstance(node, exp.Mod):
             return self._column(node)
@@ -206,7 +206,7 @@ class _Writer:
         return '::text COLLATE "C"' if pa.types.is_string(kind) else ""
 
     def _constant(self, node: Expr, kind: pa.DataType) -> str | None:
-        """Returns a constant of a column's type; None if it has another, for which engines have rules of their own."""
+        """Returns a constant of a column's type; None for another type, which each engine converts in its own way."""
         if pa.types.is_boolean(kind):
             return node.sql().upper() if isinstance(node, exp.Boolean) else None
         if pa.types.is_integer(kind) or kind == pa.float64() or pa.types.is_decimal(kind):
@@ -236,7 +236,7 @@ class _Writer:
             return None if not exact else text if self._engine == "sqlite" else f"'{text}'::double precision"
         # DuckDB compares both as decimals with as many digits before and after the point as either has.
         whole = max(kind.precision - kind.scale, len(literal.name.partition(".")[0]) if scale else 19)
-        # It has none of more than 38 digits, so there is nothing to agree with.
+        # DuckDB has no decimals of more than 38 digits, so there is nothing to agree with.
         longest = _MAX_DECIMAL_DIGITS if pa.types.is_decimal128(kind) else 2 * _MAX_DECIMAL_DIGITS
         if whole + max(kind.scale, scale) > longest or abs(value) >= 2**63:
             return None

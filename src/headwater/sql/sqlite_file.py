@@ -36,14 +36,14 @@ _MAX_IDLE = 4  # connections kept for the next reader
 
 
 class SqliteSession(sqlite3.Connection):
-    """A connection that also has the methods by which other databases differ; here they do nothing special."""
+    """A connection with the methods of `headwater.store.dialect.Session` that `sqlite3` lacks."""
 
     def execute_raw(self, statement: str) -> None:
-        """Execute a statement that needs no translation, which is every statement of SQLite."""
+        """Execute a statement as it is; SQLite needs no translation."""
         self.execute(statement)
 
     def pipeline(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that changes nothing: there is no server whose replies could be awaited together."""
+        """Returns a context that does nothing: there is no server to wait for."""
         return contextlib.nullcontext()
 
 
@@ -62,7 +62,7 @@ def open_writer(path: Path, what: str) -> SqliteSession:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -65536")  # KiB
-        connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes; a large batch does not leave a large file
         return connection
 
 
@@ -88,6 +88,7 @@ def open_reader(path: Path, what: str, *, immutable: bool = False) -> SqliteSess
 def transaction(connection: sqlite3.Connection, path: Path, what: str) -> Iterator[None]:
     """Run the block in one transaction; other writers wait from its beginning."""
     with translate_sqlite_errors(path, what):
+        # A plain BEGIN takes the write lock at the first write, and fails if another process wrote in between.
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -190,7 +191,7 @@ def apply_migrations(connection: sqlite3.Connection, path: Path, what: str, step
 
 
 def _translate_error(error: sqlite3.Error, path: Path, what: str) -> HeadwaterError | None:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits tell kinds of one cause apart
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code; the upper bits are details
     match code:
         case sqlite3.SQLITE_FULL:
             return DiskFullError(f"no space left for the {what}", detail=str(path), fix="free some space")

@@ -20,7 +20,6 @@ from headwater.store.ledger import EventCounts, InputRange, LedgerEntry
 from headwater.store.protocol import QueryLimits, SqlResult, Stager, StateStore, Store
 from headwater.store.sql_store import SqlStore
 from headwater.store.sqlite import SqliteDialect
-from headwater.store.views.as_of import rows_as_of
 from headwater.store.views.view_reader import ViewReader
 
 __all__ = [
@@ -44,5 +43,4 @@ __all__ = [
     "Store",
     "ViewReader",
     "ViewTable",
-    "rows_as_of",
 ]

@@ -66,36 +66,27 @@ class ChangeSet:
             ("update", self.before, self.after),
             ("final", None, self.final),
         )
-        found = [_change_rows(view, committed_at, *part) for part in parts]
-        return pa.concat_tables([part for part in found if part is not None])
+        schema = change_schema(view)
+        found = [schema.empty_table()]
+        for op, before, after in parts:
+            shown = before if after is None else after
+            if shown is not None and shown.num_rows:
+                nothing = pa.nulls(shown.num_rows, schema.field("after").type)
+                old, new = (nothing if side is None else _to_structs(side) for side in (before, after))
+                ops, times = pa.repeat(pa.scalar(op), shown.num_rows), _change_times(view, shown, committed_at)
+                found.append(pa.Table.from_arrays([ops, old, new, times], schema=schema))
+        return pa.concat_tables(found)
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.final.num_rows)
 
 
-def _change_rows(
-    view: ViewTable, committed_at: int, op: str, before: pa.Table | None, after: pa.Table | None
-) -> pa.Table | None:
-    shown = before if after is None else after
-    if shown is None or not shown.num_rows:
-        return None
-    schema = change_schema(view)
-    nothing = pa.nulls(shown.num_rows, schema.field("after").type)
-    columns = [
-        pa.repeat(pa.scalar(op), shown.num_rows),
-        nothing if before is None else _to_structs(before),
-        nothing if after is None else _to_structs(after),
-        _change_times(view, shown, committed_at),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def _to_structs(rows: pa.Table) -> pa.Array:
-    columns = [column.combine_chunks() for column in rows.columns]
-    return pa.StructArray.from_arrays(columns, fields=list(rows.schema))
+    return rows.to_struct_array().combine_chunks()  # one chunk: each becomes a batch of the outbox entry
 
 
 def _change_times(view: ViewTable, rows: pa.Table, committed_at: int) -> pa.Array:
+    """Returns the time of each change: the last microsecond of its window; without one, the time of the commit."""
     committed = pa.scalar(committed_at, pa.int64())
     if view.window is None:
         return pa.repeat(committed, rows.num_rows).cast(_TIMESTAMP)

@@ -91,62 +91,39 @@ def _replace_non_finite(value: Any) -> Any:
 
 def _decoder(kind: pa.DataType) -> Decoder:
     """Returns the function that converts a JSON value to Arrow's Python value; None stays None."""
+    decode = _value_decoder(kind)
+    return lambda value: None if value is None else decode(value)
+
+
+def _value_decoder(kind: pa.DataType) -> Decoder:
     if pa.types.is_struct(kind):
-        return _struct_decoder(kind)
+        members = [(field.name, _decoder(field.type)) for field in kind]
+        return lambda value: {name: inner(value.get(name)) for name, inner in members}
     if pa.types.is_map(kind):
-        return _map_decoder(kind)
+        key, item = _key_decoder(kind.key_type), _decoder(kind.item_type)
+        return lambda value: [(key(name), item(inner)) for name, inner in value.items()]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = _decoder(kind.value_type)
-        return lambda items: None if items is None else [inner(item) for item in items]
-    return _leaf_decoder(kind)
-
-
-def _struct_decoder(kind: pa.DataType) -> Decoder:
-    members = [(field.name, _decoder(field.type)) for field in kind]
-
-    def decode(value: Any) -> Any:
-        return None if value is None else {name: inner(value.get(name)) for name, inner in members}
-
-    return decode
-
-
-def _map_decoder(kind: pa.DataType) -> Decoder:
-    key, item = _key_decoder(kind.key_type), _decoder(kind.item_type)
-
-    def decode(value: Any) -> Any:
-        return None if value is None else [(key(name), item(inner)) for name, inner in value.items()]
-
-    return decode
+        element = _decoder(kind.value_type)
+        return lambda value: [element(item) for item in value]
+    return next((decode for fits, decode in _LEAF_DECODERS if fits(kind)), lambda value: value)
 
 
 def _key_decoder(kind: pa.DataType) -> Decoder:
     """Returns the decoder of a map key; object keys are always text in JSON."""
     if pa.types.is_integer(kind):
         return int
-    if pa.types.is_boolean(kind):
-        return lambda text: text == "True"
-    return _leaf_decoder(kind)
+    return (lambda text: text == "True") if pa.types.is_boolean(kind) else _value_decoder(kind)
 
 
-def _leaf_decoder(kind: pa.DataType) -> Decoder:
-    make: Decoder = _identity
-    if pa.types.is_floating(kind):
-        make = float
-    elif pa.types.is_decimal(kind):
-        make = Decimal
-    elif pa.types.is_timestamp(kind):
-        make = datetime.fromisoformat
-    elif pa.types.is_date(kind):
-        make = date.fromisoformat
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        make = b64decode
-    return lambda value: None if value is None else make(value)
-
-
-def _identity(value: Any) -> Any:
-    return value
-
-
+_LEAF_DECODERS: tuple[tuple[Callable[[pa.DataType], bool], Decoder], ...] = (
+    (pa.types.is_floating, float),
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_timestamp, datetime.fromisoformat),
+    (pa.types.is_date, date.fromisoformat),
+    (pa.types.is_binary, b64decode),
+    (pa.types.is_large_binary, b64decode),
+)
+"""Types whose JSON value is not yet Arrow's Python value."""
 TIMESTAMP = pa.timestamp("us", "UTC")
 _WINDOW_FIELDS = ("start", "end")
 _MIN_MICROS = pa.scalar(-62_135_596_800_000_000, pa.int64())  # 0001-01-01 to 9999-12-31: years of four digits
@@ -259,43 +236,34 @@ def not_unique_error(table: ViewTable, key: dict[str, Any]) -> KeyNotUniqueError
 
 def to_arrays(table: ViewTable, rows: pa.Table) -> list[tuple[StoredColumn, pa.Array]]:
     """Returns the stored columns of a view's rows, or of a list of keys."""
-    arrays = {name: _combine_chunks(rows.column(name)) for name in rows.column_names}
-    return [
-        # Unlike .field(), struct_field applies the nulls of the struct to its members.
-        (
-            slot,
-            pc.struct_field(arrays[slot.view_column], slot.window_field)
-            if slot.window_field
-            else arrays[slot.view_column],
-        )
-        for slot in storage_columns(table)
-        if slot.view_column in arrays
-    ]
+    arrays = {name: rows.column(name).combine_chunks() for name in rows.column_names}
+    found = []
+    for slot in storage_columns(table):
+        if slot.view_column in arrays:
+            array = arrays[slot.view_column]
+            # Unlike .field(), struct_field applies the nulls of the struct to its members.
+            found.append((slot, pc.struct_field(array, slot.window_field) if slot.window_field else array))
+    return found
 
 
 def from_arrays(table: ViewTable, arrays: Sequence[pa.Array]) -> pa.Table:
     """Returns the rows of a view from its stored columns."""
     found: dict[str, Any] = {}
-    windows: dict[str, list[pa.Array]] = {}
     for slot, array in zip(storage_columns(table), arrays, strict=True):
         if slot.window_field:
-            windows.setdefault(slot.view_column, []).append(_combine_chunks(array))
+            found.setdefault(slot.view_column, []).append(_combine_chunks(array))
         else:
             found[slot.view_column] = array
-    for name, members in windows.items():
-        found[name] = _build_windows(members, table.schema.field(name).type)
+    if table.window is not None:
+        kind, members = table.schema.field(table.window).type, found[table.window]
+        typed = [member.cast(field.type) for member, field in zip(members, kind, strict=True)]
+        absent = pc.and_(members[0].is_null(), members[1].is_null())
+        found[table.window] = pa.StructArray.from_arrays(typed, fields=list(kind), mask=absent)
     return pa.Table.from_arrays([found[name] for name in table.schema.names], schema=table.schema)
 
 
-def _build_windows(members: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    absent = pc.and_(members[0].is_null(), members[1].is_null())
-    typed = [member.cast(field.type) for member, field in zip(members, kind, strict=True)]
-    return pa.StructArray.from_arrays(typed, fields=list(kind), mask=absent)
-
-
 def _combine_chunks(array: Any) -> pa.Array:
-    found = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 def to_timestamps(array: pa.Array, name: str) -> pa.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Literal
 
@@ -235,8 +235,8 @@ class PipelineReport:
         delivery: The delivery class of its output.
 
     Example:
-        >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).query
-        'revenue@1'
+        >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).inputs
+        ('orders',)
     """
 
     pipeline: str
@@ -245,14 +245,9 @@ class PipelineReport:
     state: PipelineState
     detail: str = ""
     error: dict[str, Any] | None = None
-    inputs: tuple[str, ...] = field(default=())
+    inputs: tuple[str, ...] = ()
     location: str = ""
     doc: str = ""
     since: int = 0
     latency: str = ""
     delivery: str = ""
-
-    @property
-    def query(self) -> str:
-        """The name of the query."""
-        return f"{self.pipeline}@{self.version}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from headwater.store.dialect import Session
@@ -24,6 +24,9 @@ __all__ = [
     "write_ends",
     "write_entry",
 ]
+
+
+_COUNTS = ("in_", "used", "late", "quarantined", "dropped")
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,7 @@ class EventCounts:
     dropped: int = 0
 
     def __add__(self, other: EventCounts) -> EventCounts:
-        return EventCounts(
-            self.in_ + other.in_,
-            self.used + other.used,
-            self.late + other.late,
-            self.quarantined + other.quarantined,
-            self.dropped + other.dropped,
-        )
+        return EventCounts(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
     @property
     def unaccounted(self) -> int:
@@ -118,15 +115,17 @@ class LedgerEntry:
 
     def ranges(self) -> list[tuple[str, dict[int, int], dict[int, int]]]:
         """Returns topic, start and end offsets of every input, in a fixed order."""
-        found = ((read.topic, dict(read.start), dict(read.end)) for read in self.inputs)
-        return sorted(found, key=lambda read: (read[0], sorted(read[1].items()), sorted(read[2].items())))
+        return [(read.topic, dict(read.start), dict(read.end)) for read in self.sorted_inputs()]
+
+    def sorted_inputs(self) -> list[InputRange]:
+        """Returns the inputs in a fixed order: two runs of a batch may name them in different orders."""
+        return sorted(self.inputs, key=lambda r: (r.topic, sorted(r.start.items()), sorted(r.end.items())))
 
 
 KEPT_BATCHES = 10_000
 """Entries kept per query. Older ones are only in the totals: a runner repeats at most its last batch."""
 
 _COLUMNS = "query, batch, epoch, ranges, counts, watermark, committed_at, rows, wall, cpu"
-_COUNTS = ("in_", "used", "late", "quarantined", "dropped")
 
 
 def find_entry(session: Session, query: str, batch: int) -> LedgerEntry | None:
@@ -165,16 +164,17 @@ def find_first_entry(
 
 def write_entry(session: Session, entry: LedgerEntry) -> None:
     """Add an entry, update the totals and delete entries that are too old; runs in the caller's transaction."""
-    counts = entry.counts
-    summed = [getattr(counts, name) for name in _COUNTS]
+    # Both texts are lists in the same order, not objects by topic, because one topic may be read twice.
+    ranges = [{"topic": topic, "start": start, "end": end} for topic, start, end in entry.ranges()]
+    counts = [{"topic": read.topic, **asdict(read.counts)} for read in entry.sorted_inputs()]
+    texts = (json.dumps(ranges, sort_keys=True), json.dumps(counts, sort_keys=True))
+    summed = astuple(entry.counts)
     effort = (entry.rows, entry.wall, entry.cpu)
     session.execute(
         "INSERT INTO hw$ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
         (
-            *(entry.query, entry.batch, entry.epoch, _encode_ranges(entry), _encode_counts(entry)),
-            *summed,
-            *(entry.watermark, entry.committed_at),
-            *effort,
+            *(entry.query, entry.batch, entry.epoch, *texts, *summed),
+            *(entry.watermark, entry.committed_at, *effort),
         ),
     )
     pipeline, _, version = entry.query.rpartition("@")
@@ -198,17 +198,6 @@ def write_ends(session: Session, query: str, batch: int, ends: Mapping[int, int]
     """Record the end offsets of a query's topic after a batch was published."""
     text = json.dumps({str(partition): end for partition, end in sorted(ends.items())})
     session.execute("UPDATE hw$ledger SET ends = ? WHERE query = ? AND batch = ?", (text, query, batch))
-
-
-def _encode_ranges(entry: LedgerEntry) -> str:
-    """Returns the ranges as a JSON list, because one topic may be read twice."""
-    found = [{"topic": topic, "start": start, "end": end} for topic, start, end in entry.ranges()]
-    return json.dumps(found, sort_keys=True)
-
-
-def _encode_counts(entry: LedgerEntry) -> str:
-    order = sorted(entry.inputs, key=lambda r: (r.topic, sorted(r.start.items()), sorted(r.end.items())))
-    return json.dumps([{"topic": read.topic, **asdict(read.counts)} for read in order], sort_keys=True)
 
 
 def _entry_from_row(row: tuple[Any, ...] | None) -> LedgerEntry | None:

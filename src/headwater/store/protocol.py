@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -25,7 +25,6 @@ __all__ = [
     "Store",
     "StoreInspection",
     "limit_error",
-    "row_size",
 ]
 
 
@@ -77,7 +76,7 @@ class Store(Protocol):
         """Create the table of a version; idempotent. The first version of a view becomes current at once.
 
         Raises:
-            SchemaConflictError: The version is there with other columns or another key.
+            SchemaConflictError: The version exists with other columns or another key.
             BadNameError: The name is reserved.
         """
 
@@ -166,6 +165,18 @@ class SqlResult:
     rows: list[tuple[Any, ...]]
     complete: bool
 
+    @classmethod
+    def collect(cls, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]], limits: QueryLimits) -> SqlResult:
+        """Returns the first rows, up to the limits of rows and bytes; reads one row more to know whether it is all."""
+        kept: list[tuple[Any, ...]] = []
+        size = 0  # approximate: numbers count as eight bytes
+        for row in rows:
+            size += sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+            if len(kept) == limits.rows or size > limits.size:
+                return cls(columns, kept, complete=False)
+            kept.append(row)
+        return cls(columns, kept, complete=True)
+
     def table(self) -> pa.Table:
         """Returns the rows as Arrow columns; a column with values of different types becomes text."""
         columns = list(zip(*self.rows, strict=True)) or [() for _ in self.columns]
@@ -188,11 +199,6 @@ def _to_array(values: Sequence[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return pa.array([None if value is None else str(value) for value in values])
-
-
-def row_size(row: tuple[Any, ...]) -> int:
-    """Returns the approximate size of a result row in bytes."""
-    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
 
 
 @dataclass(frozen=True)

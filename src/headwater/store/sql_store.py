@@ -92,7 +92,7 @@ class SqlStore:
         """Create the table of a version; idempotent. The first version of a view becomes current at once.
 
         Raises:
-            SchemaConflictError: The version is there with other columns or another key.
+            SchemaConflictError: The version exists with other columns or another key.
             BadNameError: The name is reserved, or the database cannot hold it.
         """
         self.dialect.write(lambda session: create_table(session, self.dialect, table))
@@ -118,30 +118,30 @@ class SqlStore:
     def commit(self, commit: Commit) -> bool:
         """Commit one batch; returns False if exactly this batch was committed before.
 
-        The `rows` of the entry are counted here. When it returns, the batch is on disk. When it raises, nothing of the
-        batch is there, unless the connection was lost twice: commit it again then, the ledger recognises it.
+        The store counts the `rows` of the entry. After a return, the batch is on disk. After an error, nothing of the
+        batch is stored, except perhaps after an `UnreachableError`: commit it again, and the ledger recognises it.
 
         Raises:
             FencedError: A newer runner has opened an epoch of the query.
             LedgerMismatchError: The batch was committed with other offsets.
             KeyNotUniqueError: Two rows have the same key.
-            UnreachableError: The database went away and did not come back; try again.
+            UnreachableError: The connection was lost twice, so the outcome is unknown; try again.
         """
-        # Rows are converted and checked here, before the transaction: other writers do not wait for it.
+        # Rows are converted and checked before the transaction, so that other writers do not wait for it.
         writer = None if commit.table is None else self.dialect.view_writer(commit.table, commit)
         written = False
 
         def write_batch(session: Session) -> bool:
             nonlocal written
             if writer is not None:
-                writer.stage(session)
+                writer.stage(session)  # before the lock: to send the rows takes longest
             self.dialect.lock_query(session, commit.entry.query)
             first_time = commit_batch(session, self.dialect, commit, writer)
             if writer is not None:
                 writer.finish(session)
             self._before_commit()
-            # The second run of this function may find the batch in the ledger, because only the reply to the first
-            # one was lost. It still was this call that wrote the batch.
+            # A second run of this function finds the batch in the ledger if only the reply to the first was lost. It
+            # is still this call that wrote the batch.
             written = written or first_time
             return written
 

@@ -30,16 +30,17 @@ SYSTEM_VIEWS: Final[dict[str, tuple[str, ...]]] = {
 }
 """The system views, and the key of each."""
 
-_INTEGER_COLUMNS: Final = frozenset(
-    (
-        *("version", "rebuilding", "batch", "batches", "epoch", "partition", "offset", "rows", "watermark"),
-        *("in_", "used", "late", "quarantined", "dropped", "unaccounted", "keys", "entries", "bytes", "largest"),
-    )
-)
-_FLOAT_COLUMNS: Final = frozenset({"wall_seconds", "cpu_seconds"})
-_TIMESTAMP_COLUMNS: Final = frozenset(
-    {"since", "watermark_at", "last_commit_at", "committed_at", "occurred_at", "received_at"}
-)
+_INTEGERS: Final = """
+    version rebuilding batch batches epoch partition offset rows watermark in_ used late quarantined dropped unaccounted
+    keys entries bytes largest
+"""
+_TIMESTAMPS: Final = "since watermark_at last_commit_at committed_at occurred_at received_at"
+_COLUMN_TYPES: Final = {
+    **dict.fromkeys(_INTEGERS.split(), pa.int64()),
+    **dict.fromkeys(_TIMESTAMPS.split(), pa.timestamp("us", "UTC")),
+    **dict.fromkeys(("wall_seconds", "cpu_seconds"), pa.float64()),
+}
+"""The types of the columns of system views; a column that is missing here is text."""
 
 
 def system_view(name: str, columns: Sequence[str]) -> ViewTable:
@@ -49,29 +50,19 @@ def system_view(name: str, columns: Sequence[str]) -> ViewTable:
         >>> system_view("hw_pipelines", ["name", "in_"]).schema.field("in_").type
         DataType(int64)
     """
-    schema = pa.schema([(column, _column_type(column)) for column in columns])
+    schema = pa.schema([(column, _COLUMN_TYPES.get(column, pa.string())) for column in columns])
     return ViewTable(name, 1, schema, SYSTEM_VIEWS[name])
 
 
 def system_table(view: ViewTable, result: SqlResult) -> pa.Table:
     """Returns the result of a query as a table with the view's columns."""
     columns: list[tuple[Any, ...]] = list(zip(*result.rows, strict=True)) or [()] * len(view.schema)
-    arrays = [_to_array(values, field.type) for values, field in zip(columns, view.schema, strict=True)]
+    arrays = [
+        # SQL of users returns timestamps as text.
+        pa.array(values, pa.string() if pa.types.is_timestamp(kind) else kind).cast(kind)
+        for values, kind in zip(columns, view.schema.types, strict=True)
+    ]
     return pa.Table.from_arrays(arrays, schema=view.schema)
-
-
-def _column_type(column: str) -> pa.DataType:
-    if column in _INTEGER_COLUMNS:
-        return pa.int64()
-    if column in _FLOAT_COLUMNS:
-        return pa.float64()
-    return pa.timestamp("us", "UTC") if column in _TIMESTAMP_COLUMNS else pa.string()
-
-
-def _to_array(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.string()).cast(kind)
-    return pa.array(values, kind)
 
 
 _MAX_KEY_LENGTH = 200  # characters of a key that are shown

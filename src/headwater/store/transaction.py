@@ -28,7 +28,6 @@ __all__ = [
     "open_epoch",
     "read_outbox",
     "read_side_outputs",
-    "write_outbox",
     "write_side_outputs",
 ]
 
@@ -67,10 +66,9 @@ MAX_OUTBOX_BYTES = 1_000_000_000
 """The maximum size of a batch's changes in bytes: SQLite and PostgreSQL store no longer value."""
 
 
-def write_outbox(session: Session, entry: LedgerEntry, changes: pa.Table) -> None:
-    """Write the changes of a batch to the outbox; runs in the caller's transaction."""
+def _write_outbox(session: Session, entry: LedgerEntry, changes: pa.Table) -> None:
     data = pack(changes)
-    if data.size > MAX_OUTBOX_BYTES - 1_000:
+    if data.size > MAX_OUTBOX_BYTES - 1_000:  # the limit is for the whole row
         what = f"batch {entry.batch} of {entry.query!r} makes {data.size >> 20:,} MB of changes"
         raise TooLargeError(what, fix="use smaller batches", limit=MAX_OUTBOX_BYTES)
     session.execute(
@@ -106,7 +104,7 @@ def commit_batch(session: Session, dialect: Dialect[Any], commit: Commit, writer
 
     Raises:
         FencedError: A newer runner has opened an epoch of the query.
-        LedgerMismatchError: The batch is in the ledger with other offsets, or before the oldest entry kept.
+        LedgerMismatchError: The batch is in the ledger with other offsets, or is missing there below the newest batch.
         UnknownViewError: The view's table was never created.
     """
     entry = commit.entry
@@ -124,7 +122,7 @@ def commit_batch(session: Session, dialect: Dialect[Any], commit: Commit, writer
     with session.pipeline():
         write_entry(session, replace(entry, rows=rows))
         if changes is not None and changes.num_rows:
-            write_outbox(session, entry, changes)
+            _write_outbox(session, entry, changes)
         write_states(session, dialect, entry.query, commit.states)
         write_state_sizes(session, entry.query, commit.state_sizes)
         write_side_outputs(session, "late", entry.query, entry.batch, commit.late)
@@ -144,9 +142,9 @@ def _write_rows(
         raise UnknownViewError(what, fix="create it first", view=table.name, version=table.version)
     final = commit.finals and table.window is not None and watermark is not None
     changes = writer.apply(session, (before, watermark) if final and watermark is not None else None)
-    if commit.changes is not None:
+    if commit.changes is not None or not changes:
         return changes.rows, commit.changes
-    return changes.rows, changes.to_table(table, commit.entry.committed_at) if changes else None
+    return changes.rows, changes.to_table(table, commit.entry.committed_at)
 
 
 def open_epoch(session: Session, query: str) -> int:

@@ -104,14 +104,20 @@ def create_table(session: Session, dialect: Dialect[Any], table: ViewTable) -> N
     The first version of a view becomes current at once.
 
     Raises:
-        SchemaConflictError: The version, or a table of its name, is there with other columns or another key.
+        SchemaConflictError: The version, or a table of its name, exists with other columns or another key.
         BadNameError: The name of the view is reserved.
         BadTypeError: A column cannot be stored.
     """
     _check_table(table)
     known = find_table(session, table.name, table.version)
-    if known is not None:
-        _check_same_definition(known, table)
+    if known is not None and (known.schema, known.key, known.window) != (table.schema, table.key, table.window):
+        raise SchemaConflictError(
+            f'version {table.version} of view "{table.name}" exists with other columns or another key',
+            detail=f"exists: {_describe(known)}\nexpected: {_describe(table)}",
+            fix="build it as the next version",
+            view=table.name,
+            version=table.version,
+        )
     dialect.check_table(session, table, exists=known is not None)
     if known is not None:
         return
@@ -155,7 +161,7 @@ def make_current(session: Session, dialect: Dialect[Any], name: str, version: in
 
 
 def _replace_view(session: Session, dialect: Dialect[Any], table: ViewTable) -> None:
-    """Let the SQL view of this name show this version."""
+    """Make a version current, and recreate the SQL view of its name over its table."""
     session.execute("UPDATE hw$views SET current = (version = ?) WHERE name = ?", (table.version, table.name))
     view = f"{dialect.table_sql.view_schema}{quote(table.name)}"
     names = ", ".join(quote(column.name) for column in storage_columns(table))
@@ -173,30 +179,13 @@ def _check_table(table: ViewTable) -> None:
     check_name(table.name, what="view")
     if _RESERVED.match(table.name):
         what = f'"{table.name}" cannot be the name of a view'
-        raise BadNameError(what, detail="names that begin with hw_, sqlite_, pg_ or v1_ are the store's own")
+        raise BadNameError(what, detail="names that begin with hw_, sqlite_, pg_ or v1_ are reserved for the store")
     if not table.key:
-        raise BadTypeError(f'view "{table.name}" has no key', fix='say which: key="user_id"')
+        raise BadTypeError(f'view "{table.name}" has no key', fix='name its columns: key="user_id"')
     for column in (*table.key, *((table.window,) if table.window else ())):
         if column not in table.schema.names:
             what = f'view "{table.name}" has no column "{column}"'
             raise BadTypeError(what, detail=f"columns: {', '.join(table.schema.names)}", field=column)
-
-
-def _check_same_definition(known: ViewTable, table: ViewTable) -> None:
-    """Refuse another table under an existing version.
-
-    Raises:
-        SchemaConflictError: It has other columns or another key.
-    """
-    if known.schema.equals(table.schema) and (known.key, known.window) == (table.key, table.window):
-        return
-    raise SchemaConflictError(
-        f'version {table.version} of view "{table.name}" is there with other columns',
-        detail=f"there: {_describe(known)}\nasked: {_describe(table)}",
-        fix="build it as the next version",
-        view=table.name,
-        version=table.version,
-    )
 
 
 def _describe(table: ViewTable) -> str:

@@ -37,10 +37,10 @@ from headwater.store.columns import (
 )
 from headwater.store.commit import ViewTable
 
-__all__ = ["column_type", "decode_rows", "from_csv", "from_values", "key_literals", "to_csv", "to_csv_columns"]
+__all__ = ["column_type", "decode_rows", "from_csv", "key_literals", "to_csv", "to_csv_columns"]
 
 _INTEGERS = {"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer", "int32": "integer"}
-_INTEGERS |= {"uint32": "bigint", "int64": "bigint", "uint64": "numeric(20)"}
+_INTEGERS |= {"uint32": "bigint", "int64": "bigint", "uint64": "numeric(20,0)"}
 
 
 def column_type(kind: pa.DataType) -> str:
@@ -51,7 +51,7 @@ def column_type(kind: pa.DataType) -> str:
         ('numeric(12,2)', 'jsonb', 'integer')
     """
     if pa.types.is_integer(kind):
-        return _INTEGERS[str(kind)].replace("(20)", "(20,0)")
+        return _INTEGERS[str(kind)]
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})"
     if pa.types.is_floating(kind):
@@ -159,10 +159,10 @@ def _cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def decode_rows(table: ViewTable, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     """Returns the rows of a view from rows of a query result, at least one, with all stored columns."""
     columns = zip(storage_columns(table), zip(*rows, strict=True), strict=True)
-    return from_arrays(table, [from_values(values, column.kind) for column, values in columns])
+    return from_arrays(table, [_from_values(values, column.kind) for column, values in columns])
 
 
-def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Returns a column from the values of a query result, in which times, decimals and nested values are text."""
     if pa.types.is_nested(kind):
         return from_json(values, kind)
@@ -170,6 +170,6 @@ def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, pa.string()).cast(TIMESTAMP).cast(kind)
     if pa.types.is_decimal(kind) or pa.types.is_date(kind) or kind == pa.uint64():
         return pa.array([None if value is None else str(value) for value in values], pa.string()).cast(kind)
-    return (
-        pa.array(values, pa.float64()).cast(kind, safe=False) if pa.types.is_floating(kind) else pa.array(values, kind)
-    )
+    if pa.types.is_floating(kind):
+        return pa.array(values, pa.float64()).cast(kind, safe=False)
+    return pa.array(values, kind)

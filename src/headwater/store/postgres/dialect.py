@@ -87,6 +87,7 @@ class PostgresDialect:
         self.state: StateSql[PostgresSession] = _PostgresState()
         self._reader_pool = None if reader is None else PostgresPool(reader)
         try:
+            # A store that is up to date opens without the lock of migrations.
             if not self.read(is_up_to_date):
                 self._run_transaction(partial(migrate_store, url=self.pool.display_url))
         except BaseException:
@@ -243,7 +244,7 @@ class PostgresDialect:
             with self._sandbox(limits, cancel) as sandbox:
                 if self._reader_pool is None:
                     table = find_view(sandbox.tables(), name)
-                else:  # its login may not read the list of views
+                else:  # the login of the reader may not read the list of views
                     table = self.read_snapshot(lambda session: require_view(session, name))
                 return read(table, lambda select: (decode_rows(table, rows) for rows in sandbox.query_chunks(select)))
 
@@ -363,7 +364,7 @@ class PostgresNotifier:
                     return True
                 notifies = self._session.connection.notifies
                 received = any(True for _ in notifies(timeout=left, stop_after=1))
-                if received:  # those that came with it wake nobody again
+                if received:  # drop the other notifications that arrived with it: one wait answers all
                     any(False for _ in notifies(timeout=0))
                 return received
             except (psycopg.Error, UnreachableError):

@@ -190,6 +190,7 @@ def _read_format(session: PostgresSession) -> tuple[int, str]:
 
 def _grant_reader(session: PostgresSession) -> None:
     """Create the reader role if permitted; otherwise an administrator must do it (docs/postgres.md)."""
+    # Roles belong to the server, not the database: a store in another database may create this one at the same time.
     try:
         with session.connection.transaction():
             if session.execute("SELECT 1 FROM pg_roles WHERE rolname = ?", (READER_ROLE,)).fetchone() is None:
@@ -215,13 +216,13 @@ def check_columns(session: PostgresSession, table: ViewTable) -> None:
         WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
     """
     name = f"{TABLE_SCHEMA}.{quote(table_name(table))}"
-    there = session.execute(columns, (name,)).fetchall()
-    asked = [(column.name, column_type(column.kind)) for column in storage_columns(table)]
-    if there != asked:
+    existing = session.execute(columns, (name,)).fetchall()
+    expected = [(column.name, column_type(column.kind)) for column in storage_columns(table)]
+    if existing != expected:
         raise SchemaConflictError(
             f"the table {name} has other columns than view {table.name!r}",
-            detail=f"there: {_describe(there)}\nasked: {_describe(asked)}",
-            fix="put the table back as it was, or build the view as the next version",
+            detail=f"exists: {_describe(existing)}\nexpected: {_describe(expected)}",
+            fix="restore the table, or build the view as the next version",
             view=table.name,
             version=table.version,
         )

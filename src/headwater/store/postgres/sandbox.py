@@ -1,7 +1,7 @@
 """Runs SQL of users: one SELECT under a role that can only read views, in a read-only transaction with limits.
 
-`headwater.sql.guard` checks the text first: the role has no other rights, but a session can leave a role by calling a
-function.
+`headwater.sql.guard` checks the text first. The role has no other rights, but a query could leave it by calling a
+function such as `set_config`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from threading import Event, Thread
 from typing import Any
 
@@ -23,7 +24,7 @@ from headwater.events.values import preview
 from headwater.sql.postgres_pool import PostgresPool, PostgresSession
 from headwater.store.commit import ViewTable
 from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA
-from headwater.store.protocol import QueryLimits, SqlResult, limit_error, row_size
+from headwater.store.protocol import QueryLimits, SqlResult, limit_error
 from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables
 
@@ -79,19 +80,13 @@ class PostgresSandbox:
         Raises:
             BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
-        rows: Rows = []
-        size = 0
         with self._run(text, parameters) as cursor:
             columns = tuple(column.name for column in cursor.description or ())
             if len(columns) > self._limits.columns:
-                raise BadQueryError(f"the answer has {len(columns)} columns", text=preview(text), limit="columns")
-            for part in self._chunks(cursor, min(_FETCH_SIZE, self._limits.rows + 1)):
-                for row in part:
-                    size += row_size(row)
-                    if len(rows) == self._limits.rows or size > self._limits.size:
-                        return SqlResult(columns, rows, complete=False)
-                    rows.append(row)
-        return SqlResult(columns, rows, complete=True)
+                what = f"the result has {len(columns)} columns; at most {self._limits.columns} are allowed"
+                raise BadQueryError(what, text=preview(text), limit="columns")
+            chunks = self._chunks(cursor, min(_FETCH_SIZE, self._limits.rows + 1))
+            return SqlResult.collect(columns, chain.from_iterable(chunks), self._limits)
 
     def query_chunks(self, text: str) -> Iterator[Rows]:
         """Yields all rows of a SELECT that Headwater wrote around a user's condition, in lists of some thousands."""
@@ -120,6 +115,7 @@ class PostgresSandbox:
         for kind in ("numeric", "date", "timestamp", "time", "interval", "uuid"):
             cursor.adapters.register_loader(kind, TextLoader)
         done = Event()
+        # The query blocks this thread, so another one waits for the cancellation.
         watcher = Thread(target=self._watch, args=(connection, done), daemon=True)
         if self._cancel is not None:
             watcher.start()
@@ -137,19 +133,20 @@ class PostgresSandbox:
     def _restrict(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Restrict the transaction to reading views, with a statement timeout."""
         left = int(self._limits.time.total_seconds() * 1000)
+        # In KiB. Every sort and hash of a query may use as much, so it is a fraction of the limit.
         memory = max(64, min(self._limits.memory // 8 >> 10, 1 << 20))
         settings = f"""
             SET LOCAL search_path = {VIEW_SCHEMA}, pg_catalog, pg_temp; SET LOCAL statement_timeout = {left};
             SET LOCAL work_mem = {memory}; SET LOCAL max_parallel_workers_per_gather = 0;
             SET LOCAL standard_conforming_strings = on
-        """  # the guard writes strings without escapes
+        """  # standard_conforming_strings: the guard writes string literals without escapes
         connection.execute(settings)
         if self._role is not None:
             try:
                 connection.execute(f"SET LOCAL ROLE {self._role}")
             except (pg.InvalidParameterValue, pg.InsufficientPrivilege):
                 raise BadCredentialsError(
-                    f"SQL is answered under the role {self._role}, and this user does not have it",
+                    f"SQL of users runs under the role {self._role}, which this user does not have",
                     fix=f"as an administrator: CREATE ROLE {self._role}; GRANT {self._role} TO CURRENT_USER",
                 ) from None
 
@@ -163,7 +160,7 @@ class PostgresSandbox:
         if isinstance(error, pg.QueryCanceled):
             return limit_error(self._limits, "cancelled" if self._cancel and self._cancel.is_set() else "time")
         if isinstance(error, psycopg.OperationalError) and not isinstance(error, pg.InsufficientResources):
-            return error  # the connection's own trouble
+            return error  # a fault of the connection, which the pool translates
         reason = str(error).partition("\n")[0]
         return BadQueryError(
             f"the query cannot be answered: {reason[:300]}",

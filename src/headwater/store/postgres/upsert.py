@@ -4,8 +4,8 @@ The rows of a batch are copied to a temporary table. One statement then updates 
 inserts the others, and returns the previous rows for the changelog.
 
 Workers can stage the rows of a large batch in parallel; one commit publishes them. Each part is an unlogged table,
-which a server crash empties, so the commit compares row counts before it publishes. Parts that no commit names, from a
-worker that ran twice or a batch that failed, are dropped by the next commit.
+which a server crash empties, so the commit compares row counts before it publishes. The next commit drops the parts
+that no commit names: those of a worker that ran twice or of a batch that failed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def stage_part(session: PostgresSession, table: ViewTable, batch: int, rows: pa.
     described = ", ".join(f"c{number} {column_type(slot.kind)}" for number, slot in enumerate(storage_columns(table)))
     session.execute_raw(f"CREATE UNLOGGED TABLE {_part_table(part)} (n bigint, {described})")
     session.execute("INSERT INTO hw$staged VALUES (?, ?, ?)", (part.table, table.query, batch))
-    session.copy_in(_part_table(part), to_csv([pa.array(range(rows.num_rows), pa.int64()), *columns]))
+    session.copy_in(_part_table(part), _to_numbered_csv(columns))
     return part
 
 
@@ -56,22 +56,21 @@ def _check_part(session: PostgresSession, part: StagedPart) -> None:
     Raises:
         UnreachableError: The server was restarted since the part was staged; run the batch again.
     """
-    (known,) = session.connection.execute("SELECT to_regclass(%s)", (_part_table(part),)).fetchone() or (None,)
     rows = 0
-    if known is not None:
-        count = f"SELECT count(*) FROM {_part_table(part)}".encode()
-        (rows,) = session.connection.execute(count).fetchone() or (0,)
+    if session.execute("SELECT to_regclass(?)", (_part_table(part),)).fetchone() != (None,):
+        # Not through `session.execute`, whose cache is for statements that come again.
+        ((rows,),) = session.connection.execute(f"SELECT count(*) FROM {_part_table(part)}".encode()).fetchall()
     if rows != part.rows:
         what = f"{part.rows:,} rows were staged, and the database has {rows:,} of them"
-        raise UnreachableError(what, detail="it was restarted meanwhile", fix="run the batch again")
+        raise UnreachableError(what, detail="the server was restarted meanwhile", fix="run the batch again")
 
 
 def _part_table(part: StagedPart) -> str:
     return f"{TABLE_SCHEMA}.{quote(part.table)}"
 
 
-# Up to this many rows the writer forces the index. The planner assumes that a temporary table without statistics is
-# large, and would read a whole view to find one row.
+# Up to this many rows the writer forces the index. Without statistics, the planner assumes that a temporary table is
+# large, and reads the whole view to find one row.
 _INDEX_LOOKUP_ROWS = 5_000
 
 
@@ -92,12 +91,14 @@ class PostgresViewWriter:
         self._columns = storage_columns(table)
         self._keys = [number for number, slot in enumerate(self._columns) if slot.view_column in table.key]
         self._values = [number for number, slot in enumerate(self._columns) if slot.view_column not in table.key]
+        self._rows_table, self._deletes_table = quote(table_name(table)), quote(f"{table_name(table)}$gone")
         self._query, self._batch = commit.entry.query, commit.entry.batch
         self._rows, deletes = rows_and_deletes(commit, table)
         columns, self._deletes = to_csv_columns(table, self._rows), to_csv_columns(table, deletes)
         keys = [columns[number] for number in self._keys]
         _require_unique(table, keys, self._deletes)
         self._parts, self._distinct = commit.staged, commit.distinct
+        self._count = self._rows.num_rows + sum(part.rows for part in self._parts)
         self._null_keys = [
             bool(key.null_count or other.null_count or any(part.null_keys[number] for part in self._parts))
             for number, (key, other) in enumerate(zip(keys, self._deletes, strict=True))
@@ -150,25 +151,13 @@ class PostgresViewWriter:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     @property
-    def _count(self) -> int:
-        return int(self._rows.num_rows) + sum(part.rows for part in self._parts)
-
-    @property
     def _source(self) -> str:
-        """SQL for the rows of the batch; of equal rows in several parts only one, if the commit says so."""
+        """SQL for the rows of the batch; equal rows of several parts count as one if the commit is `distinct`."""
         if not self._parts:
             return f"pg_temp.{self._rows_table}"
         rows = f"({' UNION ALL '.join(f'SELECT * FROM {_part_table(part)}' for part in self._parts)})"
         columns = ", ".join(f"c{number}" for number in range(len(self._columns)))
         return f"(SELECT min(n) AS n, {columns} FROM {rows} r GROUP BY {columns})" if self._distinct else rows
-
-    @property
-    def _rows_table(self) -> str:
-        return quote(table_name(self._table))
-
-    @property
-    def _deletes_table(self) -> str:
-        return quote(f"{table_name(self._table)}$gone")
 
     def _upsert(self, session: PostgresSession) -> tuple[pa.Table, pa.Table, pa.Table]:
         kinds = [self._columns[number].kind for number in self._values]
@@ -189,14 +178,16 @@ class PostgresViewWriter:
         """Returns one statement that updates, inserts, and returns each new or changed row with its previous values."""
         names = [quote(slot.name) for slot in self._columns]
         old = "".join(f", v.{names[number]} AS o{number}" for number in self._values)
-        told = "".join(f", o{number}" for number in self._values)
-        there = ", ".join(f"v.{names[number]}" for number in self._values)
+        returned = "".join(f", o{number}" for number in self._values)
+        stored = ", ".join(f"v.{names[number]}" for number in self._values)
         new = ", ".join(f"s.c{number}" for number in self._values)
-        differs = f"({there}) IS DISTINCT FROM ({new})" if self._values else "false"
+        differs = f"({stored}) IS DISTINCT FROM ({new})" if self._values else "false"
         put = ", ".join(f"{names[number]} = old.c{number}" for number in self._values)
         update = f"UPDATE {self._name} t SET {put} FROM old WHERE t.ctid = old.place AND old.differs"
         columns = ", ".join(f"c{number}" for number in range(len(names)))
-        told += f", {columns}" if self._parts else ""
+        returned += f", {columns}" if self._parts else ""
+        # All parts of a statement see the snapshot before it, so `old` has the previous rows. The ctid of a row cannot
+        # change meanwhile: the lock of the query excludes every other writer.
         return f"""
             WITH old AS MATERIALIZED (
                 SELECT s.*, v.ctid AS place, {differs} AS differs{old}
@@ -204,27 +195,26 @@ class PostgresViewWriter:
             ), updated AS ({update if put else "SELECT"}), inserted AS (
                 INSERT INTO {self._name} ({", ".join(names)}) SELECT {columns} FROM old WHERE place IS NULL ORDER BY n
             )
-            SELECT n, place IS NULL{told} FROM old WHERE place IS NULL OR differs
+            SELECT n, place IS NULL{returned} FROM old WHERE place IS NULL OR differs
         """
 
     def _require_unique_parts(self, session: PostgresSession) -> None:
-        """Check for duplicate keys across workers; each worker has checked only its own part."""
+        """Check for duplicate keys in the staged parts, in all of them together; workers do not check their parts."""
         keys = ", ".join(f"c{number}" for number in self._keys)
         gone = f"UNION ALL SELECT {keys} FROM pg_temp.{self._deletes_table}"
         query = f"SELECT {keys} FROM (SELECT {keys} FROM {self._source} s {gone}) k"
         found = session.copy_out(f"{query} GROUP BY {keys} HAVING count(*) > 1 LIMIT 1")
         columns = from_csv(found, [self._columns[number].kind for number in self._keys])
         if len(columns[0]):
-            names = [self._columns[number].name for number in self._keys]
-            raise not_unique_error(
-                self._table, dict(zip(names, (column[0].as_py() for column in columns), strict=True))
-            )
+            pairs = zip(self._keys, columns, strict=True)
+            key = {self._columns[number].name: column[0].as_py() for number, column in pairs}
+            raise not_unique_error(self._table, key)
 
     def _key_condition(self) -> str:
         parts = []
         for number, nulls in zip(self._keys, self._null_keys, strict=True):
             there, here = f"v.{quote(self._columns[number].name)}", f"s.c{number}"
-            # The index serves only =. So the condition covers nulls only if the batch has some.
+            # The index serves only =, so the condition covers nulls only if the batch has some.
             either = f"({there} = {here} OR {there} IS NULL AND {here} IS NULL)"
             parts.append(either if nulls else f"{there} = {here}")
         return " AND ".join(parts)
@@ -238,13 +228,9 @@ class PostgresViewWriter:
 
     def _delete(self, session: PostgresSession) -> pa.Table:
         names = ", ".join(f"v.{quote(slot.name)}" for slot in self._columns)
-        number, *columns = from_csv(
-            session.copy_out(
-                f"DELETE FROM {self._name} v USING pg_temp.{self._deletes_table} s"
-                f" WHERE {self._key_condition()} RETURNING s.n, {names}"
-            ),
-            [pa.int64(), *(slot.kind for slot in self._columns)],
-        )
+        gone = f"DELETE FROM {self._name} v USING pg_temp.{self._deletes_table} s WHERE {self._key_condition()}"
+        kinds = [pa.int64(), *(slot.kind for slot in self._columns)]
+        number, *columns = from_csv(session.copy_out(f"{gone} RETURNING s.n, {names}"), kinds)
         return from_arrays(self._table, [column.take(pc.sort_indices(number)) for column in columns])
 
     def _final_rows(self, session: PostgresSession, before: int | None, now: int) -> pa.Table:

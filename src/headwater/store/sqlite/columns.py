@@ -86,14 +86,13 @@ class _ColumnCodec:
     decode: Callable[[Sequence[Any], pa.DataType], pa.Array]
 
 
-def _encode_plain(array: pa.Array, _: str) -> list[Any]:
+def _encode_plain(array: pa.Array, _: str) -> Any:
     fast = array.type == pa.int64() and not array.null_count
-    found: list[Any] = integers_of(array).tolist() if fast else array.to_pylist()
-    return found
+    return integers_of(array).tolist() if fast else array.to_pylist()
 
 
-def _encode_unsigned(array: pa.Array, name: str) -> list[Any]:
-    values: list[Any] = array.to_pylist()
+def _encode_unsigned(array: pa.Array, name: str) -> Any:
+    values = array.to_pylist()
     if any(value is not None and value > _MAX_INTEGER for value in values):
         what = f'column "{name}" holds a number above {_MAX_INTEGER}'
         detail = "SQLite has no larger integer; PostgreSQL stores it"
@@ -101,24 +100,23 @@ def _encode_unsigned(array: pa.Array, name: str) -> list[Any]:
     return values
 
 
-def _decode_plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind)
-
-
-def _encode_bool(array: pa.Array, _: str) -> list[Any]:
-    found: list[Any] = array.cast(pa.int8()).to_pylist()
-    return found
-
-
-def _decode_bool(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, pa.int64()).cast(kind)
-
-
-def _encode_float(array: pa.Array, _: str) -> list[Any]:
-    values: list[Any] = array.to_pylist()
+def _encode_float(array: pa.Array, _: str) -> Any:
+    values = array.to_pylist()
     if pc.any(pc.is_nan(array), skip_nulls=True).as_py():
         return ["NaN" if value is not None and math.isnan(value) else value for value in values]
     return values
+
+
+def _encode_decimal(array: pa.Array, _: str) -> Any:
+    texts = array.cast(pa.string())
+    if pc.any(pc.match_substring(texts, "E"), skip_nulls=True).as_py():  # Arrow writes 0.00000001 as 1E-8
+        return [None if text is None else format(Decimal(text), "f") for text in texts.to_pylist()]
+    return texts.to_pylist()
+
+
+def _encode_timestamp(array: pa.Array, name: str) -> Any:
+    plain = to_timestamps(array, name).cast(pa.string())
+    return pc.binary_replace_slice(pc.binary_replace_slice(plain, 10, 11, "T"), 26, 26, "Z").to_pylist()
 
 
 def _decode_float(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -126,52 +124,31 @@ def _decode_float(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(plain, pa.float64()).cast(kind, safe=False)
 
 
-def _encode_decimal(array: pa.Array, _: str) -> list[Any]:
-    texts = array.cast(pa.string())
-    found: list[Any] = texts.to_pylist()
-    if pc.any(pc.match_substring(texts, "E"), skip_nulls=True).as_py():  # Arrow writes 0.00000001 as 1E-8
-        return [None if text is None else format(Decimal(text), "f") for text in found]
-    return found
-
-
 def _decode_text(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, pa.string()).cast(kind)
 
 
-def _encode_timestamp(array: pa.Array, name: str) -> list[Any]:
-    plain = to_timestamps(array, name).cast(pa.string())
-    found: list[Any] = pc.binary_replace_slice(pc.binary_replace_slice(plain, 10, 11, "T"), 26, 26, "Z").to_pylist()
-    return found
-
-
-def _decode_timestamp(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, pa.string()).cast(TIMESTAMP).cast(kind)
-
-
-def _encode_date(array: pa.Array, name: str) -> list[Any]:
-    found: list[Any] = to_dates(array, name).cast(pa.string()).to_pylist()
-    return found
-
-
-def _encode_nested(array: pa.Array, _: str) -> list[Any]:
-    return to_json(array)
-
-
-_PLAIN = _ColumnCodec("INTEGER", _encode_plain, _decode_plain)
+_BOOL = _ColumnCodec(
+    "INTEGER",
+    lambda array, _: array.cast(pa.int8()).to_pylist(),
+    lambda values, kind: pa.array(values, pa.int64()).cast(kind),
+)
+_DATE = _ColumnCodec("TEXT", lambda array, name: to_dates(array, name).cast(pa.string()).to_pylist(), _decode_text)
+_TIMESTAMP = _ColumnCodec("TEXT", _encode_timestamp, lambda values, kind: _decode_text(values, TIMESTAMP).cast(kind))
 _CODECS: tuple[tuple[Callable[[pa.DataType], bool], _ColumnCodec], ...] = (
-    (pa.types.is_boolean, _ColumnCodec("INTEGER", _encode_bool, _decode_bool)),
-    (pa.types.is_uint64, _ColumnCodec("INTEGER", _encode_unsigned, _decode_plain)),
-    (pa.types.is_integer, _PLAIN),
+    (pa.types.is_boolean, _BOOL),
+    (pa.types.is_uint64, _ColumnCodec("INTEGER", _encode_unsigned, pa.array)),
+    (pa.types.is_integer, _ColumnCodec("INTEGER", _encode_plain, pa.array)),
     (pa.types.is_floating, _ColumnCodec("REAL", _encode_float, _decode_float)),
-    (pa.types.is_string, _ColumnCodec("TEXT", _encode_plain, _decode_plain)),
-    (pa.types.is_large_string, _ColumnCodec("TEXT", _encode_plain, _decode_plain)),
-    (pa.types.is_timestamp, _ColumnCodec("TEXT", _encode_timestamp, _decode_timestamp)),
+    (pa.types.is_string, _ColumnCodec("TEXT", _encode_plain, pa.array)),
+    (pa.types.is_large_string, _ColumnCodec("TEXT", _encode_plain, pa.array)),
+    (pa.types.is_timestamp, _TIMESTAMP),
     (pa.types.is_decimal, _ColumnCodec("TEXT", _encode_decimal, _decode_text)),
-    (pa.types.is_date, _ColumnCodec("TEXT", _encode_date, _decode_text)),
-    (pa.types.is_binary, _ColumnCodec("BLOB", _encode_plain, _decode_plain)),
-    (pa.types.is_large_binary, _ColumnCodec("BLOB", _encode_plain, _decode_plain)),
-    (pa.types.is_null, _ColumnCodec("TEXT", _encode_plain, _decode_plain)),
-    (pa.types.is_nested, _ColumnCodec("TEXT", _encode_nested, from_json)),
+    (pa.types.is_date, _DATE),
+    (pa.types.is_binary, _ColumnCodec("BLOB", _encode_plain, pa.array)),
+    (pa.types.is_large_binary, _ColumnCodec("BLOB", _encode_plain, pa.array)),
+    (pa.types.is_null, _ColumnCodec("TEXT", _encode_plain, pa.array)),
+    (pa.types.is_nested, _ColumnCodec("TEXT", lambda array, _: to_json(array), from_json)),
 )
 
 

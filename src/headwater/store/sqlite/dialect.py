@@ -118,7 +118,7 @@ class SqliteDialect:
         return self.write(lambda session: open_epoch(session, query))
 
     def lock_query(self, session: SqliteSession, query: str) -> None:
-        """Do nothing: a transaction excludes all other writers from its beginning."""
+        """Do nothing: a transaction excludes all other writers from its start."""
 
     def view_writer(self, table: ViewTable, commit: Commit) -> SqliteViewWriter:
         """Returns a writer for the rows of a commit."""
@@ -193,7 +193,7 @@ class _SqliteState:
     def write(
         self, session: SqliteSession, space: int, puts: list[StateEntry], deletes: list[tuple[bytes, bytes]]
     ) -> None:
-        # Sorted, because neighbours share a page.
+        # Sorted, because neighbours share a page of the file.
         session.executemany(f"INSERT OR REPLACE INTO hw$state VALUES ({space}, ?, ?, ?, ?)", sorted(puts))
         session.executemany(f"DELETE FROM hw$state WHERE space = {space} AND key = ? AND name = ?", sorted(deletes))
 

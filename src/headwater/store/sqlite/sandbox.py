@@ -1,12 +1,12 @@
 """Runs SQL of users on a separate connection that is closed after the query.
 
-Four parts protect the store. `Permissions` lets a statement read only known tables and call only known functions;
-SQLite refuses all else. Tables are recognised by what they are and not by the view they are read through, because a
-query can give any name to a part of itself. `apply_limits` sets SQLite's limits. `QueryWatchdog` ends a query that
-exceeds its time or memory. `add_functions` replaces functions of SQLite that cannot be interrupted.
+Four parts protect the store. `Permissions` lets a statement read only known tables and call only known functions. It
+checks the tables themselves and not the views through which they are read, because a query can give any name to a part
+of itself. `apply_limits` sets SQLite's limits. `QueryWatchdog` ends a query that exceeds its time or memory.
+`add_functions` replaces functions of SQLite that cannot be interrupted.
 
-Decimals and times are stored as text. As text, 99.00 sorts after 100.00 and 12:00:00Z after 12:00:00.5Z. So their
-columns are shown with their own collations.
+Decimals and times are stored as text. As text, 99.00 sorts after 100.00 and 12:00:00Z after 12:00:00.5Z, so their
+columns have collations of their own.
 """
 
 from __future__ import annotations
@@ -33,19 +33,12 @@ from headwater.sql.guard import ALLOWED_FUNCTIONS, DECIMAL_COLLATION
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import open_reader, translate_sqlite_errors
 from headwater.store.columns import storage_columns
-from headwater.store.protocol import QueryLimits, SqlResult, StopReason, limit_error, row_size
+from headwater.store.protocol import QueryLimits, SqlResult, StopReason, limit_error
 from headwater.store.sqlite.migrations import SYSTEM_TABLES
 from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables, table_name
 
-__all__ = [
-    "TIMESTAMP_COLLATION",
-    "Permissions",
-    "QueryWatchdog",
-    "SqliteSandbox",
-    "add_functions",
-    "apply_limits",
-]
+__all__ = ["TIMESTAMP_COLLATION", "SqliteSandbox", "add_functions"]
 
 TIMESTAMP_COLLATION = "hw_moment"
 _TIMESTAMP_LENGTH = len("2026-01-01T00:00:00.000000Z")
@@ -64,7 +57,7 @@ def add_functions(connection: sqlite3.Connection, max_length: int) -> None:
             return None
         new = _to_text(new)
         if len(text) + text.count(old) * (len(new) - len(old)) > max_length:
-            raise OverflowError  # SQLite is told: string or blob too big
+            raise OverflowError  # SQLite reports "string or blob too big"
         return text.replace(old, new)
 
     connection.create_collation(DECIMAL_COLLATION, _compare_decimals)
@@ -107,7 +100,7 @@ def _trim_function(sides: str) -> Any:
 
 
 def _compare_decimals(one: str, other: str) -> int:
-    """-1, 0 or 1, as numbers; text that is no number comes after all numbers, in its own order."""
+    """Returns -1, 0 or 1. Text that is not a number sorts after all numbers, in its own order."""
     first, second = _parse_decimal(one), _parse_decimal(other)
     if first is None or second is None:
         if first is None and second is None:
@@ -142,8 +135,8 @@ def _normalize_timestamp(text: str) -> str:
     return zoned.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(_TIMESTAMP_LENGTH, "0")
 
 
-_CHECK_INSTRUCTIONS = 200  # instructions between two looks; each can make a cell of at most `QueryLimits.cell`
-_MEMORY_CHECK_INTERVAL = 0.002  # seconds between two looks at memory, which cost more than one at the clock
+_CHECK_INSTRUCTIONS = 200  # SQLite's instructions between two checks; each can build a value of `QueryLimits.cell`
+_MEMORY_CHECK_INTERVAL = 0.002  # seconds between two checks of memory, which cost more than those of the clock
 _PAGE_SIZE = resource.getpagesize()
 
 
@@ -172,21 +165,20 @@ class QueryWatchdog:
     Args:
         limits: The limits of the query.
         cancel: An event that ends the query when set, from any thread.
+
+    Attributes:
+        reason: Why the query was ended; None if it was not.
     """
 
-    def __init__(self, limits: QueryLimits, cancel: Event | None = None) -> None:
-        self._limits = limits
+    def __init__(self, limits: QueryLimits, cancel: Event | None) -> None:
         self._cancel = cancel
         self._deadline = time.monotonic() + limits.time.total_seconds()
         self._next_memory_check = 0.0
         self._max_memory = _memory_usage() + limits.memory
         self.reason: StopReason | None = None
 
-    def install(self, connection: sqlite3.Connection) -> None:
-        """Check the query periodically from now on."""
-        connection.set_progress_handler(self._should_stop, _CHECK_INSTRUCTIONS)
-
-    def _should_stop(self) -> bool:
+    def should_stop(self) -> bool:
+        """Returns whether to end the query; SQLite calls it every few hundred instructions."""
         now = time.monotonic()
         if now > self._deadline:
             self.reason = "time"
@@ -197,12 +189,6 @@ class QueryWatchdog:
             if _memory_usage() > self._max_memory:
                 self.reason = "memory"
         return self.reason is not None
-
-    def error(self) -> BadQueryError | None:
-        """Returns why the query was ended, if it was."""
-        if self.reason is None:
-            return None
-        return limit_error(self._limits, self.reason)
 
 
 def _memory_usage() -> int:
@@ -227,40 +213,38 @@ class Permissions:
 
     Args:
         tables: Tables and views that may be read, in lower case.
+
+    Attributes:
+        denial: What was refused last; empty if nothing was.
     """
 
     def __init__(self, tables: Collection[str]) -> None:
         self._tables = frozenset(tables) | _TABLE_FUNCTIONS
         self.denial = ""
 
-    def install(self, connection: sqlite3.Connection) -> None:
-        """Authorize every statement that is prepared from now on."""
-        connection.set_authorizer(self._authorize)
-
-    def _authorize(
+    def authorize(
         self, action: int, first: str | None, second: str | None, database: str | None, source: str | None
     ) -> int:
-        if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE):
-            return sqlite3.SQLITE_OK
-        if action == sqlite3.SQLITE_READ:
-            return self._authorize_read((first or "").lower(), second, database)
-        if action == sqlite3.SQLITE_FUNCTION and "sqlite" in ALLOWED_FUNCTIONS.get((second or "").lower(), ()):
+        """Returns whether SQLite may take this action."""
+        if self._allows(action, (first or "").lower(), (second or "").lower(), database):
             return sqlite3.SQLITE_OK
         self.denial = _describe_action(action, first, second)
         return sqlite3.SQLITE_DENY
 
-    def _authorize_read(self, table: str, column: str | None, database: str | None) -> int:
-        if table in self._tables and database in ("main", "temp", None):
-            return sqlite3.SQLITE_OK
-        # Counting a part of the query itself, `with big as (...) select count(*) from big`, reads no column.
-        if not column and not table.startswith(_REFUSED_PREFIXES):
-            return sqlite3.SQLITE_OK
-        self.denial = f"{table} cannot be read"
-        return sqlite3.SQLITE_DENY
+    def _allows(self, action: int, first: str, second: str, database: str | None) -> bool:
+        if action == sqlite3.SQLITE_READ:
+            # Counting a part of the query itself, `with big as (...) select count(*) from big`, reads no column.
+            counted = not second and not first.startswith(_REFUSED_PREFIXES)
+            return counted or (first in self._tables and database in ("main", "temp", None))
+        if action == sqlite3.SQLITE_FUNCTION:
+            return "sqlite" in ALLOWED_FUNCTIONS.get(second, ())
+        return action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
 
 
 def _describe_action(action: int, first: str | None, second: str | None) -> str:
     match action:
+        case sqlite3.SQLITE_READ:
+            return f"{first} cannot be read"
         case sqlite3.SQLITE_FUNCTION:
             return f"the function {second} cannot be used"
         case sqlite3.SQLITE_PRAGMA:
@@ -281,8 +265,7 @@ class SqliteSandbox:
         cancel: An event that ends the query when set, from any thread.
     """
 
-    def __init__(self, path: Path, limits: QueryLimits, cancel: Event | None = None) -> None:
-        self._path = path
+    def __init__(self, path: Path, limits: QueryLimits, cancel: Event | None) -> None:
         self._limits = limits
         self._connection = open_reader(path, "store")
         self._watchdog = QueryWatchdog(limits, cancel)
@@ -300,31 +283,24 @@ class SqliteSandbox:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def query(self, text: str, parameters: Sequence[Any] = ()) -> SqlResult:
+    def query(self, text: str, parameters: Sequence[Any]) -> SqlResult:
         """Returns the result of one SELECT, cut off at the limits of rows and bytes.
 
         Raises:
             BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
         self._connection.text_factory = lambda data: data.decode(errors="replace")
-        rows: list[tuple[Any, ...]] = []
-        size = 0
         with self._run(text) as cursor:
             cursor.execute(text, parameters)
             if cursor.description is None:
                 raise BadQueryError("there is no query in the text", fix="write one SELECT", text=preview(text))
             columns = tuple(column[0] for column in cursor.description)
-            for row in cursor:
-                size += row_size(row)
-                if len(rows) == self._limits.rows or size > self._limits.size:
-                    return SqlResult(columns, rows, complete=False)
-                rows.append(row)
-        return SqlResult(columns, rows, complete=True)
+            return SqlResult.collect(columns, cursor, self._limits)
 
-    def query_chunks(self, text: str, parameters: Sequence[Any] = ()) -> Iterator[list[tuple[Any, ...]]]:
+    def query_chunks(self, text: str) -> Iterator[list[tuple[Any, ...]]]:
         """Yields all rows of a SELECT that Headwater wrote around a user's condition, in lists of some thousands."""
         with self._run(text) as cursor:
-            cursor.execute(text, parameters)
+            cursor.execute(text)
             while rows := cursor.fetchmany(5_000):
                 yield rows
 
@@ -333,10 +309,11 @@ class SqliteSandbox:
         if not isinstance(text, str) or "\0" in text:
             raise BadQueryError("a query is text without NUL", text=preview(text))
         self._create_temp_views(text)
-        permissions = Permissions(self._readable_tables())
+        own = {name.lower() for table in self.tables for name in (table.name, table_name(table))}
+        permissions = Permissions({*own, *SYSTEM_VIEWS, *SYSTEM_TABLES})
         apply_limits(self._limits, self._connection)
-        permissions.install(self._connection)
-        self._watchdog.install(self._connection)
+        self._connection.set_authorizer(permissions.authorize)
+        self._connection.set_progress_handler(self._watchdog.should_stop, _CHECK_INSTRUCTIONS)
         try:
             yield self._connection.cursor()
         except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError) as error:
@@ -345,7 +322,7 @@ class SqliteSandbox:
     def _create_temp_views(self, text: str) -> None:
         """Create temporary views with collations for decimals and times, only for views the query may name."""
         add_functions(self._connection, self._limits.cell)
-        # SQLite makes these two tables when they are first read, which the permissions would take for a write.
+        # SQLite creates these two tables when they are first read, and `Permissions` would refuse that as a write.
         self._connection.execute("SELECT 1 FROM json_each('1'), json_tree('1')").fetchone()
         named = text.casefold()
         for table in self.tables:
@@ -358,14 +335,9 @@ class SqliteSandbox:
                 source = f"main.{quote(table_name(table))}"
                 self._connection.execute(f"CREATE TEMP VIEW {quote(table.name)} AS SELECT {columns} FROM {source}")
 
-    def _readable_tables(self) -> set[str]:
-        own = {name.lower() for table in self.tables for name in (table.name, table_name(table))}
-        return own | set(SYSTEM_VIEWS) | set(SYSTEM_TABLES)
-
     def _translate_error(self, text: str, error: Exception, denial: str) -> HeadwaterError:
-        ended = self._watchdog.error()
-        if ended is not None:
-            return ended
+        if self._watchdog.reason is not None:
+            return limit_error(self._limits, self._watchdog.reason)
         reason = denial or str(error)
         if "too big" in reason or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_TOOBIG:
             what = f"a value of the query is longer than {self._limits.cell:,} bytes"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import compress
-from operator import ne
+from functools import reduce
+from itertools import chain, compress
+from operator import ne, or_
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from headwater.errors import UsageError
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import SqliteSession
 from headwater.store.changelog import ChangeSet
-from headwater.store.columns import StoredColumn, not_unique_error, rows_and_deletes, storage_columns, timestamp_text
+from headwater.store.columns import not_unique_error, rows_and_deletes, storage_columns, timestamp_text
 from headwater.store.commit import Commit, ViewTable
 from headwater.store.sqlite.columns import column_type, decode_columns, decode_rows, encode_columns
 from headwater.store.view_registry import table_name
@@ -51,16 +52,18 @@ class SqliteViewWriter:
         self._rows, deletes = rows_and_deletes(commit, table)
         self._values, self._deletes = encode_columns(table, self._rows), encode_columns(table, deletes)
         self._key_columns = [slot for slot in self._columns if slot.view_column in table.key]
+        pairs = zip(self._columns, self._values, strict=True)
+        self._keys = [column for slot, column in pairs if slot in self._key_columns]
         self._require_unique()
 
     def prepare(self, session: SqliteSession) -> None:
-        """Do nothing."""
+        """Do nothing: the connection needs no preparation."""
 
     def stage(self, session: SqliteSession) -> None:
         """Do nothing: the rows are in the process that writes the file."""
 
     def finish(self, session: SqliteSession) -> None:
-        """Do nothing."""
+        """Do nothing: nothing was staged."""
 
     def apply(self, session: SqliteSession, watermarks: tuple[int | None, int] | None) -> ChangeSet:
         """Write the rows and return what changed.
@@ -79,9 +82,7 @@ class SqliteViewWriter:
 
     def _upsert(self, session: SqliteSession) -> tuple[pa.Table, pa.Table, pa.Table]:
         none = self._table.schema.empty_table()
-        positions, numbers, old = self._find_existing(
-            session, _select_keys(self._columns, self._key_columns, self._values)
-        )
+        positions, numbers, old = self._find_existing(session, self._keys)
         if not positions:
             self._insert(session, self._values)
             return self._rows, none, none
@@ -93,13 +94,16 @@ class SqliteViewWriter:
             self._insert(session, [list(compress(column, fresh)) for column in self._values])
             inserted = self._rows.filter(pa.array(fresh, pa.uint8()).cast(pa.bool_()))
         new = _pick_rows(self._values, positions, self._rows.num_rows)
-        # Usually few columns differ. One comparison in C finds the columns that do not, which need no more work.
+        # Usually few columns differ. One comparison of lists, at the speed of C, finds those that need more work.
         differing = [index for index, column in enumerate(old) if column != new[index]]
         if not differing:
             return inserted, none, none
-        changed = _row_differences(old, new, differing)
+        unequal = (map(ne, old[index], new[index]) for index in differing)
+        changed = list(reduce(lambda one, other: map(or_, one, other), unequal))  # per row, at the speed of C
         old, new = ([list(compress(part[index], changed)) for index in differing] for part in (old, new))
-        self._update(session, differing, new, list(compress(numbers, changed)))
+        names = ", ".join(f"{quote(self._columns[index].name)} = ?" for index in differing)
+        rows = zip(*new, compress(numbers, changed), strict=True)
+        session.executemany(f"UPDATE {self._name} SET {names} WHERE {ROW_ID} = ?", rows)
         after = self._rows.take(pa.array(list(compress(positions, changed)), pa.int64()))
         return inserted, self._rows_before(after, differing, old), after
 
@@ -107,46 +111,36 @@ class SqliteViewWriter:
         """Returns the previous rows; columns in which no row differs are taken from the new rows."""
         names = {self._columns[index].view_column for index in differing}
         if self._table.window in names:  # a window has two stored columns, of which perhaps only one differs
-            return self._whole_rows_before(after, differing, old)
+            stored = encode_columns(self._table, after)
+            for index, column in zip(differing, old, strict=True):
+                stored[index] = column
+            return decode_columns(self._table, stored)
         fields = [field for field in self._table.schema if field.name in names]
         part = decode_columns(replace(self._table, schema=pa.schema(fields), window=None), old)
         columns = [(part if name in names else after).column(name) for name in after.column_names]
         return pa.Table.from_arrays(columns, schema=self._table.schema)
 
-    def _whole_rows_before(self, after: pa.Table, differing: list[int], old: Columns) -> pa.Table:
-        columns = encode_columns(self._table, after)
-        for index, column in zip(differing, old, strict=True):
-            columns[index] = column
-        return decode_columns(self._table, columns)
-
     def _insert(self, session: SqliteSession, columns: Columns) -> None:
         marks = ", ".join("?" * len(self._columns))
-        statement = f"INSERT INTO {self._name} VALUES (NULL, {marks})"
-        session.executemany(statement, zip(*columns, strict=True))
-
-    def _update(self, session: SqliteSession, differing: list[int], new: Columns, numbers: list[int]) -> None:
-        names = ", ".join(f"{quote(self._columns[index].name)} = ?" for index in differing)
-        statement = f"UPDATE {self._name} SET {names} WHERE {ROW_ID} = ?"
-        session.executemany(statement, zip(*new, numbers, strict=True))
+        session.executemany(f"INSERT INTO {self._name} VALUES (NULL, {marks})", zip(*columns, strict=True))
 
     def _delete(self, session: SqliteSession) -> pa.Table:
-        if not self._deletes or not self._deletes[0]:
+        if not self._deletes[0]:
             return self._table.schema.empty_table()
         _, numbers, old = self._find_existing(session, self._deletes)
-        rows = ((number,) for number in numbers)
-        session.executemany(f"DELETE FROM {self._name} WHERE {ROW_ID} = ?", rows)
+        session.executemany(f"DELETE FROM {self._name} WHERE {ROW_ID} = ?", zip(numbers, strict=True))
         return decode_columns(self._table, old)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     def _find_existing(self, session: SqliteSession, keys: Columns) -> tuple[list[int], list[int], Columns]:
         """Returns which keys exist: index in the batch, row number, and stored columns."""
-        none: Columns = [[] for _ in self._columns]
         empty = session.execute(f"SELECT 1 FROM {self._name} LIMIT 1").fetchone() is None
         if empty or not keys[0]:
-            return [], [], none
+            return [], [], [[] for _ in self._columns]
         names = [f"k{index}" for index in range(len(keys))]
         described = ", ".join(f"{n} {column_type(slot.kind)}" for n, slot in zip(names, self._key_columns, strict=True))
+        # Temporary tables are in memory: `open_writer` sets temp_store.
         session.execute(f"CREATE TEMP TABLE sought (n INTEGER PRIMARY KEY, {described})")
         try:
             marks = ", ".join("?" * (len(keys) + 1))
@@ -178,22 +172,19 @@ class SqliteViewWriter:
         end = quote(f"{self._table.window}.end")
         columns = ", ".join(quote(slot.name) for slot in self._columns)
         query = f"SELECT {columns} FROM {self._name} WHERE {end} <= ? AND {end} > ? ORDER BY {end}"
-        first = "" if before is None else timestamp_text(before)
+        first = "" if before is None else timestamp_text(before)  # no text sorts before the empty one
         return decode_rows(self._table, session.execute(query, (timestamp_text(now), first)).fetchall())
 
     def _require_unique(self) -> None:
-        columns = _select_keys(self._columns, self._key_columns, self._values)
-        keys = list(_key_tuples(columns)) + list(_key_tuples(self._deletes))
+        single = len(self._keys) == 1  # plain values hash faster than tuples of one
+        both = (self._keys, self._deletes)
+        keys = list(chain.from_iterable(part[0] if single else zip(*part, strict=True) for part in both))
         if len(set(keys)) == len(keys):
             return
         seen: set[Any] = set()
         twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        named = twice if len(self._key_columns) > 1 else (twice,)
+        named = (twice,) if single else twice
         raise not_unique_error(self._table, dict(zip([slot.name for slot in self._key_columns], named, strict=True)))
-
-
-def _select_keys(columns: list[StoredColumn], keys: list[StoredColumn], values: Columns) -> Columns:
-    return [column for slot, column in zip(columns, values, strict=True) if slot in keys]
 
 
 def _pick_rows(columns: Columns, positions: list[int], count: int) -> Columns:
@@ -211,15 +202,3 @@ def _pause_gc() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _key_tuples(columns: Columns) -> Iterable[Any]:
-    return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
-
-
-def _row_differences(old: Columns, new: Columns, differing: list[int]) -> list[bool]:
-    """For each row whether any of these columns differs."""
-    first, *others = (list(map(ne, old[index], new[index])) for index in differing)
-    for other in others:
-        first = [one or two for one, two in zip(first, other, strict=True)]
-    return first

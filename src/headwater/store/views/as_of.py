@@ -7,7 +7,6 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,17 @@ from headwater.store.sqlite import SqliteDialect
 from headwater.store.views.changes import commit_micros
 from headwater.store.views.view_query import ViewQuery
 from headwater.store.views.view_reader import ViewReader
-from headwater.units import micros
 
 __all__ = ["read_rows_as_of", "rows_as_of", "select_rows", "version_as_of"]
 
 
-def rows_as_of(table: ViewTable, moment: datetime | int, changes: Iterable[pa.Table]) -> pa.Table:
+def rows_as_of(table: ViewTable, moment: int, changes: Iterable[pa.Table]) -> pa.Table:
     """Returns the rows a view had at a moment, in the order in which they last changed.
 
     Args:
         table: The view. Its changes may be those of an older version with the same columns.
-        moment: A time, or microseconds since 1970. Changes committed at that moment are included.
-        changes: All its changes in order, with the columns op, before, after and `committed_at`.
+        moment: Microseconds since 1970. Changes committed at that moment are included.
+        changes: All its changes in order, with the columns op, before, after and `committed_at` (microseconds).
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
@@ -46,11 +44,11 @@ def rows_as_of(table: ViewTable, moment: datetime | int, changes: Iterable[pa.Ta
         >>> rows_as_of(view, 15, [pa.Table.from_pylist(history)]).to_pylist()
         [{'k': 'a', 'n': 1}]
     """
-    until = moment if isinstance(moment, int) else micros(moment)
-    newest: dict[tuple[Any, ...], tuple[int, int]] = {}
+    newest: dict[tuple[Any, ...], tuple[int, int]] = {}  # by key: the part and the row of its last change
     parts: list[pa.Array] = []
     for part in changes:
-        seen = part.filter(_change_mask(part, until))
+        committed, final = pc.less_equal(part.column("committed_at"), moment), pc.equal(part.column("op"), "final")
+        seen = part.filter(pc.and_not(committed, final))
         _apply_changes(table, seen, len(parts), newest)
         parts.append(seen.column("after").combine_chunks())
     positions: list[list[int]] = [[] for _ in parts]
@@ -64,29 +62,20 @@ def rows_as_of(table: ViewTable, moment: datetime | int, changes: Iterable[pa.Ta
     return pa.concat_tables([table.schema.empty_table(), *found])
 
 
-def _change_mask(part: pa.Table, until: int) -> pa.Array:
-    """Returns which changes count: those committed by the moment that are not "final" markers."""
-    committed = part.column("committed_at")
-    if pa.types.is_timestamp(committed.type):
-        committed = committed.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    return pc.and_(pc.less_equal(committed, until), pc.not_equal(part.column("op"), "final"))
-
-
 def _apply_changes(
     table: ViewTable, part: pa.Table, number: int, newest: dict[tuple[Any, ...], tuple[int, int]]
 ) -> None:
     ops = part.column("op").to_pylist()
     before, after = (part.column(name).combine_chunks() for name in ("before", "after"))
-    columns = [(_keys(pc.struct_field(before, name)), _keys(pc.struct_field(after, name))) for name in table.key]
+    columns = [
+        [[_hashable(value) for value in values_of(pc.struct_field(side, name))] for side in (before, after)]
+        for name in table.key
+    ]
     for row, op in enumerate(ops):
         key = tuple(old[row] if op == "delete" else new[row] for old, new in columns)
         newest.pop(key, None)
         if op != "delete":
             newest[key] = (number, row)
-
-
-def _keys(column: pa.Array) -> list[Any]:
-    return [_hashable(value) for value in values_of(column)]
 
 
 def _hashable(value: Any) -> Any:
@@ -103,7 +92,7 @@ def version_as_of(log: Log, table: ViewTable, moment: int) -> ViewTable:
     An older version was current at least until its last change, and until the newer one had its first.
     """
     topics = set(log.topics())
-    for version in range(1, table.version):
+    for version in range(1, table.version):  # oldest first: the first version that fits is the one readers saw
         topic = changelog_topic(table.name, version)
         if topic not in topics:
             continue

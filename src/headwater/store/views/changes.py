@@ -25,11 +25,10 @@ __all__ = [
     "start_offset",
 ]
 
-_FINAL: Final = "final"
 _POLL_INTERVAL: Final = 0.2  # seconds between checks for a topic that does not exist yet
 _IDLE_INTERVAL: Final = 5.0  # seconds without changes until a follower checks whether the view was rebuilt
-_CHUNK_ROWS: Final = 1_000  # rows that become Python values
-_SEQUENCES_PER_BATCH: Final = 1 << 32  # sequences of one batch of a pipeline
+_CHUNK_ROWS: Final = 1_000  # rows that become Python values at a time
+_SEQUENCES_PER_BATCH: Final = 1 << 32  # sequence numbers that the publisher reserves for each batch of a pipeline
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -112,7 +111,7 @@ class ChangelogReader:
 
 def read_snapshot(log: Log, table: ViewTable, end: int) -> Iterator[Change]:
     """Returns the rows that the changes up to an offset leave, as "read" changes; later changes continue from there."""
-    rows: dict[str, Change] = {}
+    rows: dict[str, Change] = {}  # by the text of the key, because windows in it are dicts, which have no hash
     for change in ChangelogReader(log, table, 0).changes(follow=False):
         if change is None or dict(change.position.lanes)[0][0] > end:
             break
@@ -152,12 +151,10 @@ def _decode_changes(table: ViewTable, batch: LogBatch) -> Iterator[Change]:
     first = batch.frame.first_sequence
     id_ = f"{table.query}/{first // _SEQUENCES_PER_BATCH}" if first >= 0 else f"{table.query}@{batch.frame.base_offset}"
     committed_at = _EPOCH + timedelta(microseconds=commit_micros(batch))
-    topic, first_index = (
-        changelog_topic(table.name, table.version),
-        max(first, 0) % _SEQUENCES_PER_BATCH - batch.frame.base_offset,
-    )
+    topic = changelog_topic(table.name, table.version)
+    first_index = max(first, 0) % _SEQUENCES_PER_BATCH - batch.frame.base_offset
     for op, old, new, offset in _decode_rows(batch):
-        if op == _FINAL:
+        if op == "final":
             continue
         row = cast(dict[str, Any], old if op == "delete" else new)
         yield Change(

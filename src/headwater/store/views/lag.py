@@ -58,17 +58,14 @@ def pipeline_lags(log: Log, clock: Clock, views: ViewSource) -> list[PipelineLag
     if not views.views():
         return []
     result = views.sql(_PIPELINES, limit=_MAX_PIPELINES)
-    rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
-    pipelines = {row["name"]: row for row in rows}
-    found = []
-    for row in rows:
-        if row["latency"] == "realtime":
-            continue  # it has no ledger, so its position is unknown
-        for topic, offsets in _next_offsets(views, row, pipelines):
-            lag = _input_lag(log, clock, row, topic, offsets)
-            if lag is not None:
-                found.append(lag)
-    return found
+    pipelines = {row[0]: dict(zip(result.columns, row, strict=True)) for row in result.rows}
+    lags = (
+        _input_lag(log, clock, pipeline, topic, offsets)
+        for pipeline in pipelines.values()
+        if pipeline["latency"] != "realtime"  # such a pipeline has no ledger, so its position is unknown
+        for topic, offsets in _next_offsets(views, pipeline, pipelines)
+    )
+    return [lag for lag in lags if lag is not None]
 
 
 def _next_offsets(
@@ -79,13 +76,9 @@ def _next_offsets(
     if last:
         ranges = json.loads(last[0][0])
         return [(read["topic"], {int(p): end for p, end in read["end"].items()}) for read in ranges]
+    views_read = {name: each["version"] for name, each in pipelines.items() if each["kind"] == "view"}
     names: list[str] = json.loads(row["inputs"])
-    return [(_input_topic(name, pipelines.get(name)), {}) for name in names]
-
-
-def _input_topic(name: str, pipeline: Mapping[str, Any] | None) -> str:
-    is_view = pipeline is not None and pipeline["kind"] == "view"
-    return changelog_topic(name, pipeline["version"]) if pipeline is not None and is_view else name
+    return [(changelog_topic(name, views_read[name]) if name in views_read else name, {}) for name in names]
 
 
 def _input_lag(

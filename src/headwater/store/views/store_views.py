@@ -17,13 +17,14 @@ from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
 from headwater.store.columns import timestamp_text
 from headwater.store.commit import ViewTable
+from headwater.store.ledger import KEPT_BATCHES
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sql_store import SqlStore
 from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
 from headwater.store.views.view_filter import ViewFilter
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
-from headwater.store.views.view_reader import ViewReader
+from headwater.store.views.view_reader import ViewReader, order_by
 from headwater.store.views.wait import EventWait
 from headwater.units import micros, moment
 
@@ -74,7 +75,8 @@ class StoreViews:
             return []
         views = self._reader()
         own = [self._view_info(views, views.definition(name)) for name in self._names()]
-        return own + [_system_info(self._system_view(name)) for name in SYSTEM_VIEWS]
+        system = (self._system_view(name) for name in SYSTEM_VIEWS)
+        return own + [ViewInfo(t.name, "system", t.version, t.key, t.schema, None, None, None, None) for t in system]
 
     def _view_info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
         ((rows,),) = views.sql(f"select count(*) from {quote(table.name)}").rows
@@ -138,7 +140,7 @@ class StoreViews:
             UnknownViewError: There is no such view.
             UnknownTopicError: Neither the view nor anything before it reads the topic of one of them.
         """
-        if not query.after:
+        if not query.after or query.name in SYSTEM_VIEWS:  # `read_now` refuses to wait for a system view
             return True
         if not len(self.definition(query.name).schema):
             return False
@@ -152,7 +154,7 @@ class StoreViews:
         except UnknownTopicError:
             if views.position(name) or receipt.topic not in self._log.topics():
                 raise
-            return False  # it has not read anything yet, so nobody can say what it reads
+            return False  # before its first batch, the topics that it reads may be unknown
 
     def _producers(self) -> dict[str, str]:
         """Returns the pipeline that writes each topic."""
@@ -174,9 +176,9 @@ class StoreViews:
         if state.get("state") not in (None, "running", "idle"):
             lines.append(f"its pipeline is {state['state']}" + (f": {state['detail']}" if state["detail"] else ""))
         return ViewBehindError(
-            f'view "{query.name}" had not taken in {event} after {query.timeout:g} s',
+            f'view "{query.name}" does not include {event} after {query.timeout:g} s',
             detail="\n".join(lines),
-            fix="wait longer: timeout=60, or see headwater lag",
+            fix="wait longer, such as timeout=60, or run headwater lag",
             view=query.name, after=event, position=position, state=state.get("state"),
         )  # fmt: skip
 
@@ -196,31 +198,30 @@ class StoreViews:
         # The watermark is read before the rows, which may be newer: a window is never reported as closed too early.
         watermark, position = views.watermark(table.name), self._position(table.name)
         order = table.key if query.order is None else query.order
-        at_end = query.order is None and (query.limit is None or query.open is not None)
+        limit = query.limit if query.open is None else None
+        # Without an order, a read needs no sandbox (`ViewReader.table`). So all rows are sorted by their key here.
+        sort_here = query.order is None and query.key is None and limit is None and _is_sortable(table)
         rows = views.table(
             table.name,
             key=query.key,
             where=query.where,
-            order=() if query.key is not None or (at_end and _is_sortable(table)) else order,
-            limit=query.limit if query.open is None else None,
+            order=() if query.key is not None or sort_here else order,
+            limit=limit,
         )
-        rows = _sort_by_key(table, rows) if at_end and _is_sortable(table) and query.key is None else rows
+        rows = _sort_by_key(table, rows) if sort_here else rows
         return _filter_open(ViewResult(table, rows, watermark, position), query)
 
     def _read_as_of(self, table: ViewTable, query: ViewQuery, when: int) -> ViewResult:
         then = version_as_of(self._log, table, when)
-        known, watermark = self._watermark_as_of(then, when)
+        batches = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
+        parameters = (then.name, then.version, timestamp_text(when))
+        last = self._reader().sql(f"{batches} order by batch desc limit 1", parameters).rows
         rows = select_rows(then, read_rows_as_of(self._log, then, when), query)
         if query.order is None and _is_sortable(then):
             rows = _sort_by_key(then, rows)
-        return _filter_open(ViewResult(then, rows, watermark, "", known), query)
-
-    def _watermark_as_of(self, table: ViewTable, when: int) -> tuple[bool, int | None]:
-        """Returns whether the ledger still has the moment, and the watermark of a version then."""
-        text = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
-        at = timestamp_text(when)
-        found = self._reader().sql(f"{text} order by batch desc limit 1", (table.name, table.version, at)).rows
-        return bool(found), found[0][0] if found else None
+        # Without a batch before the moment, the ledger does not reach back that far.
+        watermark = last[0][0] if last else None
+        return _filter_open(ViewResult(then, rows, watermark, "", windows_known=bool(last)), query)
 
     def _read_system(self, table: ViewTable, query: ViewQuery) -> ViewResult:
         if query.as_of is not None or query.open is not None or query.after:
@@ -228,13 +229,15 @@ class StoreViews:
             raise BadQueryError(what, fix="leave as_of, after and open out", view=table.name)
         reader = self._reader()
         condition = None if query.where is None else ViewFilter(query.where, table, reader.engine)
-        matching, values = _system_condition(table, query, condition)
-        order = ", ".join(_order_by(table, name) for name in query.order or table.key)
+        key = {} if query.key is None else key_dict(table, query.key)
+        parts = [f"{quote(name)} = ?" for name in key] + ([] if condition is None else [condition.sql])
+        matching = f"where {' and '.join(parts)}" if parts else ""
+        order = ", ".join(order_by(table, name) for name in query.order or table.key)
         exact = condition is None or condition.complete
         limit = min(query.limit, _MAX_SYSTEM_ROWS) if query.limit is not None and exact else _MAX_SYSTEM_ROWS + 1
         text = f"select * from {table.name} {matching} order by {order} limit {limit}"
         limits = QueryLimits(rows=_MAX_SYSTEM_ROWS, size=256 << 20, cell=64 << 20)
-        answer = reader.sql(text, values, limits=limits)
+        answer = reader.sql(text, list(key.values()), limits=limits)
         if not (exact or answer.complete):
             what = f"the condition needs more than {_MAX_SYSTEM_ROWS:,} rows of {table.name}"
             fix = "add a comparison of a column with a constant: pipeline = 'totals' and ..."
@@ -265,10 +268,6 @@ def _list_names(names: Sequence[str]) -> str:
     return f"views: {', '.join(names)}" if names else "there are no views yet"
 
 
-def _system_info(table: ViewTable) -> ViewInfo:
-    return ViewInfo(table.name, "system", table.version, table.key, table.schema, None, None, None, None)
-
-
 def _is_sortable(table: ViewTable) -> bool:
     kinds = [table.schema.field(name).type for name in table.key if name != table.window]
     return not any(pa.types.is_nested(kind) for kind in kinds)
@@ -289,23 +288,9 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
     rows = found.table
     if query.open is not None:
         if not found.windows_known:
-            what = "the watermark of that moment is not known any more"
-            raise BadQueryError(what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out")
+            what = "the watermark of that moment is no longer known"
+            detail = f"the ledger keeps the last {KEPT_BATCHES:,} batches"
+            raise BadQueryError(what, detail=detail, fix="leave open= out")
         mask = open_window_mask(found.definition, rows, found.watermark)
         rows = rows.filter(mask if query.open else pc.invert(mask))
     return replace(found, table=rows if query.limit is None else rows.slice(0, query.limit))
-
-
-def _system_condition(table: ViewTable, query: ViewQuery, condition: ViewFilter | None) -> tuple[str, list[Any]]:
-    if query.key is not None:
-        given = key_dict(table, query.key)
-        return f"where {' and '.join(f'{quote(name)} = ?' for name in given)}", list(given.values())
-    return ("" if condition is None else f"where {condition.sql}"), []
-
-
-def _order_by(table: ViewTable, column: str) -> str:
-    name = column.removeprefix("-")
-    if name not in table.schema.names:
-        what = f"{table.name} has no column {name!r}"
-        raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
-    return f"{quote(name)} desc" if column.startswith("-") else quote(name)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -68,11 +69,11 @@ class ViewQuery:
 
     def __post_init__(self) -> None:
         if self.key is not None and self.where is not None:
-            raise UsageError("a view is read by key or by condition, not by both", fix="leave one of them out")
+            raise UsageError("a read has a key or a condition, not both", fix="leave one of them out")
         if self.limit is not None and self.limit < 0:
-            raise UsageError(f"a limit of {self.limit} rows", fix="limit=100")
+            raise UsageError(f"limit {self.limit} is negative", fix="limit=100")
         if self.as_of is not None and self.after:
-            what = "as_of reads the past, after waits for new events: a read can have only one of them"
+            what = "as_of reads the past, after waits for new events: a read cannot have both"
             raise UsageError(what, fix="leave one of them out")
 
 
@@ -129,15 +130,11 @@ def parse_receipts(text: str) -> tuple[Receipt, ...]:
     found = []
     for part in text.split(","):
         topic, *numbers = part.rsplit("/", 2)
-        if not topic or len(numbers) != 2 or not all(_is_number(number) for number in numbers):
+        if not topic or len(numbers) != 2 or not all(re.fullmatch("[0-9]{1,18}", number) for number in numbers):
             what = f"{preview(part)} is not the position of an event"
             raise UsageError(what, detail="a position is topic/partition/offset", fix="after=orders/0/41")
         found.append(Receipt(topic, int(numbers[0]), int(numbers[1])))
     return normalize_receipts(found)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 def format_key(table: ViewTable, key: Any) -> str:
@@ -187,8 +184,9 @@ def parse_key(table: ViewTable, texts: Sequence[str]) -> dict[str, Any]:
         BadKeyError: The texts do not fit the key.
     """
     if len(texts) == 1 and texts[0].startswith("{"):
+        codec = Codec(pa.schema([pa.field(name, table.schema.field(name).type) for name in table.key]))
         try:
-            return _parse_json_key(table, texts[0])
+            return dict(codec.rows(codec.decode_json([texts[0].encode()]))[0])
         except BadEventError as error:
             if len(table.key) != 1 or not pa.types.is_string(table.schema.field(table.key[0]).type):
                 what = f'{preview(texts[0])} is not a key of view "{table.name}"'
@@ -200,12 +198,6 @@ def parse_key(table: ViewTable, texts: Sequence[str]) -> dict[str, Any]:
         what = f'{", ".join(texts)} is not a key of view "{table.name}"'
         detail = f"its key is ({', '.join(table.key)}): {error}"
         raise BadKeyError(what, detail=detail, view=table.name) from None
-
-
-def _parse_json_key(table: ViewTable, text: str) -> dict[str, Any]:
-    codec = Codec(pa.schema([pa.field(name, table.schema.field(name).type) for name in table.key]))
-    found: dict[str, Any] = codec.rows(codec.decode_json([text.encode()]))[0]
-    return found
 
 
 def _parse_value(kind: pa.DataType, text: str) -> Any:

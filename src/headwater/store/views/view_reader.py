@@ -23,7 +23,7 @@ from headwater.store.views.view_filter import ViewFilter, collect_rows
 from headwater.store.views.view_query import key_dict, to_rows
 from headwater.store.views.wait import EventPath
 
-__all__ = ["ViewReader"]
+__all__ = ["ViewReader", "order_by"]
 
 _READ_LIMITS: Final = QueryLimits(time=timedelta(seconds=30), memory=1 << 30, cell=64 << 20, columns=2_000)
 
@@ -62,21 +62,12 @@ class ViewReader:
         """
         return self._dialect.read_snapshot(lambda session: require_view(session, name))
 
-    def rows(
-        self,
-        name: str,
-        *,
-        key: Any = None,
-        where: str | None = None,
-        order: Sequence[str] = (),
-        limit: int | None = None,
-        cancel: Event | None = None,
-    ) -> list[dict[str, Any]]:
-        """Returns rows as dicts of Python values; parameters as in `table`.
+    def rows(self, name: str, **options: Any) -> list[dict[str, Any]]:
+        """Returns rows as dicts of Python values; options as in `table`.
 
         Times are aware datetimes in UTC, decimals are Decimal, a window is {"start": ..., "end": ...}.
         """
-        return to_rows(self.table(name, key=key, where=where, order=order, limit=limit, cancel=cancel))
+        return to_rows(self.table(name, **options))
 
     def table(
         self,
@@ -109,7 +100,7 @@ class ViewReader:
 
         def read(table: ViewTable, run: Callable[[str], Iterable[pa.Table]]) -> pa.Table:
             condition = None if where is None else ViewFilter(where, table, self.engine)
-            # Only the store's own part of a condition can end at the limit: of its rows, the rest may leave out some.
+            # The limit is for the store only if it evaluates the whole condition: the rest would drop some of its rows.
             stop = limit if condition is None or condition.complete else None
             view = f"{self._dialect.table_sql.view_schema}{quote(table.name)}"
             select = self._select(table, view, None if condition is None else condition.sql, order, stop)
@@ -132,12 +123,12 @@ class ViewReader:
     def _select(
         self, table: ViewTable, source: str, condition: str | None, order: Sequence[str], limit: int | None
     ) -> str:
-        """Returns a SELECT over all stored columns of a view. Nulls sort before all values in every database."""
+        """Returns a SELECT over all stored columns of a view."""
         columns = storage_columns(table)
         parts = [f"SELECT {', '.join(quote(column.name) for column in columns)} FROM {source}"]
         if condition is not None:
             parts.append(f"WHERE {condition}")
-        ordering = [_order_by(table, column) for column in order]
+        ordering = [order_by(table, column) for column in order]
         if self._dialect.table_sql.sort_by_key:
             ordering += [quote(column.name) for column in columns if column.view_column in table.key]
         if ordering:
@@ -178,18 +169,19 @@ class ViewReader:
         return self._dialect.read_snapshot(read)
 
     def position(self, name: str) -> dict[str, Position]:
-        """Returns the position of the view in each topic: the next offset of every partition."""
-        entry = self._dialect.read_snapshot(lambda session: last_entry(session, require_view(session, name).query))
-        found: dict[str, Position] = {}
-        for read in entry.inputs if entry else ():
-            position = Position.of(read.topic, dict(read.end))
-            known = found.get(read.topic)
-            found[read.topic] = position if known is None else _slower_position(known, position)
-        return found
+        """Returns the position of the view in each topic: the next offset of every partition.
 
-    def has_event(
-        self, name: str, topic: str, partition: int, offset: int, producers: Mapping[str, str] | None = None
-    ) -> bool:
+        If the view reads a topic twice, the lower offsets count.
+        """
+        entry = self._dialect.read_snapshot(lambda session: last_entry(session, require_view(session, name).query))
+        found: dict[str, dict[int, int]] = {}
+        for read in entry.inputs if entry else ():
+            known = found.setdefault(read.topic, dict(read.end))
+            for partition, end in read.end.items():
+                known[partition] = min(end, known.get(partition, end))
+        return {topic: Position.of(topic, ends) for topic, ends in found.items()}
+
+    def has_event(self, name: str, topic: str, partition: int, offset: int, producers: Mapping[str, str]) -> bool:
         """Returns whether a view includes an event.
 
         Args:
@@ -197,7 +189,7 @@ class ViewReader:
             topic: The event's topic, read by the view itself or by pipelines before it.
             partition: The event's partition.
             offset: The event's offset.
-            producers: Which pipeline writes which topic; without it, each writes the one of its own name.
+            producers: The pipeline that writes each topic.
 
         Raises:
             UnknownViewError: There is no such view.
@@ -207,8 +199,10 @@ class ViewReader:
         return self._dialect.read_snapshot(lambda session: path.has_event(session, require_view(session, name)))
 
 
-def _order_by(table: ViewTable, column: str) -> str:
-    """Returns an ORDER BY item: a window sorts by its start, and a "-" before the name means descending.
+def order_by(table: ViewTable, column: str) -> str:
+    """Returns an ORDER BY item. A window sorts by its start; a "-" before the name means descending.
+
+    Nulls sort before all values in every database.
 
     Raises:
         BadQueryError: There is no such column.
@@ -219,9 +213,3 @@ def _order_by(table: ViewTable, column: str) -> str:
         what = f'view "{table.name}" has no column "{name}"'
         raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
     return f"{quote(stored)} {'DESC NULLS LAST' if column.startswith('-') else 'NULLS FIRST'}"
-
-
-def _slower_position(one: Position, other: Position) -> Position:
-    """Returns the lower offsets for a topic that is read twice."""
-    lanes = dict(other.lanes)
-    return Position.of(one.source, {lane: min(offsets, lanes.get(lane, offsets)) for lane, offsets in one.lanes})

@@ -5,33 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from headwater.errors import UnknownTopicError, ViewBehindError
+from headwater.errors import UnknownTopicError
 from headwater.log.notifier import Waiter
 from headwater.store.commit import ViewTable
 from headwater.store.dialect import Session
 from headwater.store.ledger import LedgerEntry, find_first_entry, last_entry
-from headwater.store.protocol import Store
 from headwater.store.views.view_query import ViewQuery
 
-__all__ = ["STORE_POLL", "EventPath", "EventWait", "WaitableViews"]
+if TYPE_CHECKING:  # `StoreViews` waits with `EventWait`
+    from headwater.store.views.store_views import StoreViews
+
+__all__ = ["STORE_POLL", "EventPath", "EventWait"]
 
 STORE_POLL: Final = 0.2  # seconds between checks for a store that does not exist yet
-
-
-class WaitableViews(Protocol):
-    """Views that can tell whether they include an event; `StoreViews` implements it."""
-
-    @property
-    def store(self) -> Store | None:
-        """The store; None until something has been committed."""
-
-    def has_events(self, query: ViewQuery) -> bool:
-        """Returns whether the view includes all events of `after`."""
-
-    def behind_error(self, query: ViewQuery) -> ViewBehindError:
-        """Returns the error for a view that did not include the events in time."""
 
 
 class EventWait:
@@ -44,7 +32,7 @@ class EventWait:
         query: The view's name, the events and the timeout.
     """
 
-    def __init__(self, views: WaitableViews, query: ViewQuery) -> None:
+    def __init__(self, views: StoreViews, query: ViewQuery) -> None:
         self._views = views
         self._query = query
         self._deadline = time.monotonic() + query.timeout
@@ -87,9 +75,15 @@ class EventPath:
 
     A query that reads the event's topic includes the event once its ledger is past the event's offset. A downstream
     query includes it once it has read its input up to the end that the input had after the batch with the event.
+
+    Args:
+        topic: The event's topic.
+        partition: The event's partition.
+        offset: The event's offset.
+        producers: The pipeline that writes each topic.
     """
 
-    def __init__(self, topic: str, partition: int, offset: int, producers: Mapping[str, str] | None) -> None:
+    def __init__(self, topic: str, partition: int, offset: int, producers: Mapping[str, str]) -> None:
         self._topic = topic
         self._partition = partition
         self._offset = offset
@@ -116,8 +110,8 @@ class EventPath:
         inputs = self._inputs(session, pipeline)
         if self._topic in inputs:
             return True
-        before = {self._producer(session, topic) for topic in inputs} - {None, pipeline, *seen}
-        return any(self._reads_topic(session, str(other), seen | {pipeline}) for other in before)
+        before = {self._producers[topic] for topic in inputs if topic in self._producers} - {pipeline, *seen}
+        return any(self._reads_topic(session, other, seen | {pipeline}) for other in before)
 
     def _includes_event(self, session: Session, entry: LedgerEntry, visited: frozenset[str]) -> bool:
         """Returns whether this batch or an earlier one includes the event, on all paths that lead here."""
@@ -125,7 +119,7 @@ class EventPath:
             if read.topic == self._topic:
                 needed: Mapping[int, int] | None = {self._partition: self._offset + 1}
             else:
-                producer = self._producer(session, read.topic)
+                producer = self._producers.get(read.topic)
                 if producer is None or producer in visited or not self._reads_topic(session, producer):
                     continue
                 needed = self._output_ends(session, producer, visited | {producer})
@@ -145,20 +139,14 @@ class EventPath:
         waiting = "SELECT 1 FROM hw$outbox WHERE query = ? AND batch = ?"
         return None if session.execute(waiting, (query, entry.batch)).fetchone() else {}
 
-    def _producer(self, session: Session, topic: str) -> str | None:
-        if self._producers is not None:
-            return self._producers.get(topic)
-        known = "SELECT 1 FROM hw$reports WHERE pipeline = ? UNION SELECT 1 FROM hw$totals WHERE pipeline = ?"
-        return topic if session.execute(known, (topic, topic)).fetchone() else None
-
     def _inputs(self, session: Session, pipeline: str) -> set[str]:
         """Returns what a pipeline reads: from its newest ledger entry, or from its report before the first batch."""
         query = _current_query(session, pipeline)
         entry = last_entry(session, query)
         if entry is not None and entry.inputs:
             return {read.topic for read in entry.inputs}
-        told = "SELECT inputs FROM hw$reports WHERE pipeline || '@' || version = ?"
-        row = session.execute(told, (query,)).fetchone()
+        reported = "SELECT inputs FROM hw$reports WHERE pipeline || '@' || version = ?"
+        row = session.execute(reported, (query,)).fetchone()
         return set(json.loads(row[0])) if row else set()
 
 
