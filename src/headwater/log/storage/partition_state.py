@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from headwater.log.storage.frame import LOWEST_TIME
 __all__ = ["PartitionState", "StateFile"]
 
 _LAYOUT = struct.Struct("<IIqqqqqqqqq")
-_RECORD_SIZE: Final = 128
+_RECORD_SIZE: Final = 128  # bytes per partition; larger than the layout, for later fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class PartitionState:
 
 
 _DIRTY, _SYNC_FAILED = 1, 2
-_NUMBERS = [field.name for field in fields(PartitionState) if field.name not in ("dirty", "sync_failed")]
+# The fields before the two flags, in the order of the file.
+_NUMBERS = attrgetter(*[field.name for field in fields(PartitionState)][:-2])
 
 
 class StateFile:
@@ -74,25 +76,12 @@ class StateFile:
             data = self._disk.read(self._handle, partition * _RECORD_SIZE, _LAYOUT.size)
             if len(data) == _LAYOUT.size and zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little"):
                 _, flags, *numbers = _LAYOUT.unpack(data)
-                values = dict(zip(_NUMBERS, numbers, strict=True))
-                return PartitionState(**values, dirty=bool(flags & _DIRTY), sync_failed=bool(flags & _SYNC_FAILED))
+                return PartitionState(*numbers, dirty=bool(flags & _DIRTY), sync_failed=bool(flags & _SYNC_FAILED))
         return None
 
     def write(self, partition: int, state: PartitionState) -> None:
         """Publish the slot; only under the partition's lock."""
-        packed = _LAYOUT.pack(
-            0,
-            state.dirty * _DIRTY | state.sync_failed * _SYNC_FAILED,
-            state.start_offset,
-            state.next_offset,
-            state.segment,
-            state.length,
-            state.last_frame,
-            state.max_event_time,
-            state.appended_at,
-            state.files_version,
-            state.boot_id,
-        )
+        packed = _LAYOUT.pack(0, state.dirty * _DIRTY | state.sync_failed * _SYNC_FAILED, *_NUMBERS(state))
         crc = zlib.crc32(packed[4:]).to_bytes(4, "little")
         self._disk.write(self._handle, partition * _RECORD_SIZE, crc + packed[4:])
 
