@@ -14,7 +14,6 @@ import contextlib
 import logging
 import struct
 import threading
-import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
@@ -208,13 +207,13 @@ class AppendBuffer:
             self._sample_count += 1
             if self._sample_count % policy.one_in:
                 return self._drop(entry)
-        if not self.waiting_rows or self.waiting_rows + entry.row_count <= policy.events:
+        if self._fits(entry):
             return True
         if policy.when_full is WhenFull.WAIT:
             self._wait_for_space(entry)
             return True
         if policy.when_full is WhenFull.DROP_OLDEST:
-            while self._queue and self.waiting_rows + entry.row_count > policy.events:
+            while not self._fits(entry):
                 oldest = self._queue.popleft()
                 self.waiting_rows -= oldest.row_count
                 self._drop(oldest)
@@ -232,19 +231,19 @@ class AppendBuffer:
 
     def _wait_for_space(self, entry: PendingAppend) -> None:
         limit = self.overload.timeout
-        deadline = None if limit is None else time.monotonic() + limit.total_seconds()
-        while self.waiting_rows and self.waiting_rows + entry.row_count > self.overload.events:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                self._count({"refused": entry.row_count, "offered": entry.row_count})
-                raise OverloadedError(
-                    f"{self.waiting_rows:,} events wait already and the buffer holds {self.overload.events:,}",
-                    detail="the topic's overload policy is backpressure; nothing of this call was appended",
-                    fix="send again later, or choose another policy: overload=hw.drop()",
-                    waiting=self.waiting_rows,
-                    limit=self.overload.events,
-                )
-            self._not_full.wait(left)
+        if not self._not_full.wait_for(lambda: self._fits(entry), None if limit is None else limit.total_seconds()):
+            self._count({"refused": entry.row_count, "offered": entry.row_count})
+            raise OverloadedError(
+                f"{self.waiting_rows:,} events wait already and the buffer holds {self.overload.events:,}",
+                detail="the topic's overload policy is backpressure; nothing of this call was appended",
+                fix="send again later, or choose another policy: overload=hw.drop()",
+                waiting=self.waiting_rows,
+                limit=self.overload.events,
+            )
+
+    def _fits(self, entry: PendingAppend) -> bool:
+        """Whether there is space; an empty buffer admits an entry of any size."""
+        return not self.waiting_rows or self.waiting_rows + entry.row_count <= self.overload.events
 
     def _commit_group(self) -> None:
         with self._lock:

@@ -250,11 +250,11 @@ class EventLog:
         found = self._fetch_available(topic, positions, max_bytes)
         if found or timeout <= 0:
             return found
-        if waiter is not None:
-            waiter.wait(timeout)
-        else:
+        if waiter is None:
+            # The watch begins before the next look: an append in between is not missed.
             with contextlib.closing(self.watch(name)) as own:
-                own.wait(timeout)
+                return self.fetch(name, positions, max_bytes=max_bytes, timeout=timeout, waiter=own)
+        waiter.wait(timeout)
         return self._fetch_available(topic, positions, max_bytes)
 
     def _fetch_available(self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int) -> list[LogBatch]:

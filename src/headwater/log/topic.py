@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -36,7 +36,6 @@ from headwater.events.schema_export import to_avro
 from headwater.units import duration, size
 
 __all__ = [
-    "ENUM_OPTIONS",
     "MAX_EVENT_BYTES",
     "OPTION_NAMES",
     "Durability",
@@ -89,10 +88,8 @@ class Overload:
             raise BadSettingError(what, fix="use numbers of at least 1")
 
     def __str__(self) -> str:
-        limit = f"after {self.events:,} events"
-        if self.when_full is WhenFull.WAIT:
-            return f"backpressure {limit}"
-        return f"{self.when_full.value} {limit}"
+        action = "backpressure" if self.when_full is WhenFull.WAIT else self.when_full.value
+        return f"{action} after {self.events:,} events"
 
 
 def drop(
@@ -196,10 +193,6 @@ class Retention:
         return cls(None if time is None else duration(time), None if size_ is None else size(size_), force)
 
 
-ENUM_OPTIONS: Final[dict[str, type[StrEnum]]] = {"durability": Durability, "value_format": ValueFormat}
-"""Topic options whose value is a member of an enumeration, by name."""
-
-
 def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
     """Returns the member of an enumeration by its value.
 
@@ -217,29 +210,13 @@ def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
     return kind(value)
 
 
-MAX_EVENT_BYTES = 4 << 20
+MAX_EVENT_BYTES: Final = 4 << 20
 """The size limit of one event, in bytes."""
-_MAX_ID_BYTES = 249
+_MAX_ID_BYTES: Final = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
 
 OPTION_NAMES: Final = {"clocked": "external_time", "values": "value_format"}
 """Topic options with another name in stored and sent definitions, by their stored name."""
-
-
-_STORED_TYPES: Final[dict[str, Any]] = {
-    "name": str,
-    "time": str | None,
-    "key": tuple[str, ...],
-    "device_clock": DeviceClock | None,
-    "durability": Durability,
-    "value_format": ValueFormat,
-    "retention": Retention,
-    "overload": Overload,
-    **dict.fromkeys(("lateness", "idle", "ahead"), timedelta),
-    **dict.fromkeys(("version", "partitions", "segment_size"), int),
-    **dict.fromkeys(("compact", "external_time"), bool),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +269,10 @@ class Topic:
         if unknown := sorted(set(options) - known):
             what = f"topic {name!r} has no option {unknown[0]!r}"
             raise BadSettingError(what, detail=f"options: {', '.join(sorted(known))}", location=location)
-        read = _parse_options(_extract_device_clock(options))
-        given = frozenset(options) & frozenset(read) | frozenset(read) & {"device_clock"}
+        if isinstance(time := options.get("time"), DeviceClock):
+            options |= {"time": None, "device_clock": time}
+        read = _parse_options(options)
+        given = frozenset(options) & frozenset(read)
         topic = cls(name=check_name(name), schema=arrow_schema(type_), location=location, given=given, **read)
         topic._check()
         return topic
@@ -384,8 +363,9 @@ class Topic:
         fields = {OPTION_NAMES.get(name, name): value for name, value in msgspec.json.decode(data).items()}
         if not {"name", "version", "partitions"} <= fields.keys():  # a default would hide that the file is damaged
             raise KeyError("name, version and partitions")
+        types = get_type_hints(cls)
         # Not strict, because durations are stored as seconds.
-        parsed = {name: msgspec.convert(value, _STORED_TYPES[name], strict=False) for name, value in fields.items()}
+        parsed = {name: msgspec.convert(value, types[name], strict=False) for name, value in fields.items()}
         return cls(**parsed, schema=schema)
 
     def with_schema(self, schema: pa.Schema, version: int) -> Topic:
@@ -523,12 +503,6 @@ def merge_definition(known: Topic, wanted: Topic) -> Topic:
     return replace(known, **changed, schema=schema, version=version)
 
 
-def _extract_device_clock(options: dict[str, Any]) -> dict[str, Any]:
-    """Move a device clock from `time` to its own option; such a topic has no time column."""
-    time = options.get("time")
-    return options | {"time": None, "device_clock": time} if isinstance(time, DeviceClock) else options
-
-
 def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
     parsed = dict(options)
     key = options.get("key")
@@ -536,7 +510,7 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("lateness", "idle", "ahead"):
         if name in parsed:
             parsed[name] = duration(parsed[name])
-    for name, kind in ENUM_OPTIONS.items():
+    for name, kind in (("durability", Durability), ("value_format", ValueFormat)):
         if name in parsed:
             parsed[name] = parse_choice(name, kind, parsed[name])
     if "segment_size" in parsed:

@@ -15,7 +15,7 @@ import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import msgspec
 
@@ -34,10 +34,12 @@ __all__ = [
     "segment_file_name",
 ]
 
-FORMAT_VERSION = 1
-_CHUNK = 1 << 20
-_INDEX_INTERVAL = 1 << 16  # bytes between two sparse index entries, at least half of it
-_SUFFIX = ".segment"
+FORMAT_VERSION: Final = 1
+_CHUNK_BYTES: Final = 1 << 20  # read at a time when all frames of a file are visited
+_INDEX_INTERVAL: Final = 1 << 16  # bytes between two sparse index entries; at least half of it
+_MAX_OPEN: Final = 8  # segments that a partition keeps open
+_MAX_CURSORS: Final = 64
+_SUFFIX: Final = ".segment"
 
 
 def segment_file_name(base: int) -> str:
@@ -143,13 +145,12 @@ class Segment:
             limit: Bytes of the file to look at.
             check: Also read the bodies and compare their checksums.
         """
-        data, start = memoryview(b""), position
-        last_indexed = position
+        data, start, last_indexed = memoryview(b""), position, position
         while position + HEADER_SIZE <= limit:
             frame = parse_header(data, position - start, position)
             needed = (frame.length if check else frame.body_at) if frame else limit
             if position - start + needed > len(data):
-                data, start = self._read_chunk(position, limit, _CHUNK, whole=check), position
+                data, start = self._read_chunk(position, limit, _CHUNK_BYTES, whole=check), position
                 frame = parse_header(data, 0, position)
             if frame is None or frame.length < HEADER_SIZE or position + frame.length > limit:
                 return
@@ -238,13 +239,14 @@ class Segment:
 
     def damage_error(self, offset: int | None, position: int) -> DamagedError:
         """Returns the error for a frame that fails its checksum."""
-        at = f"the batch at offset {offset}" if offset is not None else "a batch"
-        facts: dict[str, Any] = {"segment": self.path.name, "offset": offset, "position": position}
+        batch = f"the batch at offset {offset}" if offset is not None else "a batch"
         return DamagedError(
-            f"{at} in {self.path.parent.name}/{self.path.name} is damaged",
+            f"{batch} in {self.path.parent.name}/{self.path.name} is damaged",
             detail=f"the checksum at byte {position} of {self.path} does not match",
             fix="headwater verify",
-            **facts,
+            segment=self.path.name,
+            offset=offset,
+            position=position,
         )
 
     def __del__(self) -> None:
@@ -252,10 +254,6 @@ class Segment:
         if self._handle is not None:
             self._disk.close(self._handle)
             self._handle = None
-
-
-_MAX_OPEN = 8
-_FRAMES_CHUNK = 1 << 20
 
 
 class SegmentFiles:
@@ -308,17 +306,13 @@ class SegmentFiles:
         if segment.base == state.segment:
             return state.length
         if segment.sealed_length is None:
-            segment.sealed_length = min(self.disk.size(segment.handle), self._length_at_close(segment, state))
+            length = self.disk.size(segment.handle)
+            with contextlib.suppress(DamagedError):  # if the next header is damaged, the size of the file counts
+                previous = self.segment(self.next_base(segment.base, state)).header()[1].previous
+                if previous and previous[0] == segment.base and not segment.header()[1].covers_until:
+                    length = min(length, previous[1])
+            segment.sealed_length = length
         return segment.sealed_length
-
-    def _length_at_close(self, segment: Segment, state: PartitionState) -> int:
-        """Returns the valid length at close, from the header of the next segment unless it is damaged."""
-        whole = self.disk.size(segment.handle)
-        with contextlib.suppress(DamagedError):
-            previous = self.segment(self.next_base(segment.base, state)).header()[1].previous
-            if previous and previous[0] == segment.base and not segment.header()[1].covers_until:
-                return previous[1]
-        return whole
 
     def file_size(self, base: int) -> int:
         """Returns the size of a segment's file in bytes."""
@@ -330,7 +324,7 @@ class SegmentFiles:
         segment = self.segment(base)
         position, limit = 0, self.valid_length(segment, state)
         while position < limit:
-            for frame, data in segment.read(position, limit, _FRAMES_CHUNK):
+            for frame, data in segment.read(position, limit, _CHUNK_BYTES):
                 position = frame.position + frame.length
                 yield frame, data
 
@@ -339,9 +333,6 @@ class SegmentFiles:
         with self._lock:
             self._segments.clear()
             self._bases = []
-
-
-_MAX_CURSORS = 64
 
 
 class OffsetIndex:
