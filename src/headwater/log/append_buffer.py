@@ -100,7 +100,8 @@ def _make_acquired_lock() -> threading.Lock:
 class PendingAppend:
     """Rows that wait for their append, and later its outcome.
 
-    The commit function sets `outcome` or `error`. `awaited` means that the sending thread waits and can lead.
+    The commit function sets `outcome` or `error`; `dropped` is the overload policy that dropped the rows. `awaited`
+    means that the sending thread waits and can lead.
     """
 
     content: Any

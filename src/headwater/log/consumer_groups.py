@@ -4,8 +4,8 @@
 process dies, and closing the file wakes the other members. A member that does not `sync` within its session
 timeout is expelled, and its commits are refused.
 
-`Assignment` is the state of a group as pure data. A partition has one owner. When it moves, the owner keeps
-it until it has released it (or is gone), so two members never read one partition at the same time.
+`Assignment` is the state of a group as pure data. A partition has one owner. When it moves, the old owner
+keeps it until it releases it or is gone, so two members never read one partition at the same time.
 
 `OffsetFile` holds the committed offsets of a group on a topic: two records per partition, of which the
 newer valid one counts. A commit overwrites the older record and is not synced; a power cut can lose it,
@@ -177,10 +177,6 @@ class OffsetFile:
         for folder in self.path.parents[:4]:
             self._disk.sync_folder(folder)
 
-    def remove(self) -> None:
-        """Remove a damaged file."""
-        self._disk.remove(self.path)
-
     def _latest_record(self, data: bytes, partition: int) -> tuple[int, int]:
         """Returns number and offset of the newer of a partition's two records."""
         best = (0, 0)
@@ -293,7 +289,7 @@ class FolderGroups:
             return self._membership(group, topic, member, state)
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
-        """Commit offsets: everything below them is done.
+        """Commit offsets: all events below them are processed.
 
         Raises:
             FencedError: A partition belongs to another member now; no offset was committed.
@@ -358,7 +354,7 @@ class FolderGroups:
             try:
                 self._create_offsets(group, topic, "earliest")
             except DamagedError:
-                stored.remove()
+                self._disk.remove(stored.path)
                 self._create_offsets(group, topic, "earliest")
             stored.write(offsets, self._clock.micros())
             stored.sync()

@@ -1,7 +1,7 @@
 """Waiting for changes of files, in this process or another, without polling.
 
 `FileNotifier` watches files and folders through inotify on Linux and kqueue on macOS and the BSDs;
-elsewhere a wait lasts at most 50 ms. `SharedNotifier` lets many threads share one watch on a small file
+elsewhere each wait ends after at most 50 ms. `SharedNotifier` lets many threads share one watch on a small file
 that writers touch, because the number of watches per user is limited. `Waiter` and `PollableWaiter` are the
 protocols that logs return from `watch`.
 """

@@ -11,11 +11,11 @@ The name rules and the errors that all log backends share are here too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -58,6 +58,8 @@ __all__ = [
     "too_large_error",
     "unknown_topic_error",
 ]
+
+_Choice = TypeVar("_Choice")
 
 
 class WhenFull(StrEnum):
@@ -107,10 +109,8 @@ def drop(
         'drop oldest after 500 events'
     """
     known = {kind.value.removeprefix("drop "): kind for kind in WhenFull if kind is not WhenFull.WAIT}
-    if which not in known:
-        what = f"cannot drop {which!r}"
-        raise BadSettingError(what, detail=f"it can be: {', '.join(known)}", fix='hw.drop("oldest")')
-    return Overload(known[which], events, one_in=one_in)
+    kind = _choose(known, which, what=f"cannot drop {which!r}", fix='hw.drop("oldest")')
+    return Overload(kind, events, one_in=one_in)
 
 
 def backpressure(timeout: str | timedelta | None = None, *, events: int = 10_000) -> Overload:
@@ -134,7 +134,7 @@ def buffer(events: int, *, then: Overload | None = None) -> Overload:
 
 
 def parse_overload(policy: Overload | str) -> Overload:
-    """Returns the overload policy of a name.
+    """Returns the overload policy with this name; a policy is returned unchanged.
 
     Example:
         >>> parse_overload("drop").when_full.value
@@ -143,10 +143,7 @@ def parse_overload(policy: Overload | str) -> Overload:
     if isinstance(policy, Overload):
         return policy
     policies = {"drop": drop(), "buffer": buffer(100_000), "backpressure": backpressure()}
-    if policy not in policies:
-        what = f"unknown overload policy {policy!r}"
-        raise BadSettingError(what, detail=f"it can be: {', '.join(policies)}", fix='overload="backpressure"')
-    return policies[policy]
+    return _choose(policies, policy, what=f"unknown overload policy {policy!r}", fix='overload="backpressure"')
 
 
 class Durability(StrEnum):
@@ -203,11 +200,14 @@ def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
         >>> parse_choice("value_format", ValueFormat, "avro").value
         'avro'
     """
-    choices = [choice.value for choice in kind]
-    if value not in choices:
-        what = f"unknown {name} {value!r}"
-        raise BadSettingError(what, detail=f"it can be: {', '.join(choices)}", fix=f'{name}="{choices[0]}"')
-    return kind(value)
+    choices = {choice.value: choice for choice in kind}
+    return _choose(choices, value, what=f"unknown {name} {value!r}", fix=f'{name}="{next(iter(choices))}"')
+
+
+def _choose(choices: Mapping[str, _Choice], name: object, *, what: str, fix: str) -> _Choice:
+    if not isinstance(name, str) or name not in choices:
+        raise BadSettingError(what, detail=f"it can be: {', '.join(choices)}", fix=fix)
+    return choices[name]
 
 
 MAX_EVENT_BYTES: Final = 4 << 20

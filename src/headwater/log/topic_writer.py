@@ -1,4 +1,4 @@
-"""Appends to a topic: rows find their partitions, single events share batches, and receipts come back.
+"""Appends to a topic: chooses partitions, coalesces single events into batches, and returns receipts.
 
 `TopicWriter` writes to the partitions of the embedded log. The functions group and coalesce single events
 for every backend: Kafka and HTTP use them behind the same `AppendBuffer`, each with its own commit function.
@@ -32,7 +32,7 @@ RowIndexes: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def group_runs(pending: Iterable[tuple[PendingAppend, Rows]]) -> Iterator[Run]:
-    """Yields neighbours that can be written as one batch; the order stays."""
+    """Yields runs of neighbours that can be written as one batch, in order."""
     run: Run = []
     for append, rows in pending:
         if run and not rows.can_follow(run[-1][1]):
@@ -267,7 +267,7 @@ class TopicWriter:
 
 
 def _check_event_sizes(batch: WriteBatch, first: int) -> None:
-    """Find an event over the size limit by halves: a batch below the limit costs one look."""
+    """Raise for the first event over the size limit, found by bisection."""
     size, rows = batch.nbytes, batch.row_count
     if size <= MAX_EVENT_BYTES:
         return

@@ -1,7 +1,6 @@
-"""Retention: removes the oldest segments of a partition once they are too old or too many.
+"""Retention: removes the oldest segments of a partition when they are too old or the partition is too large.
 
-Offsets that a consumer group has not read are held back and reported, unless the topic's retention says
-`force`.
+Segments that a consumer group has not read are kept, with a warning, unless the topic's retention has `force`.
 """
 
 from __future__ import annotations

@@ -86,12 +86,8 @@ def _check_partition(
     try:
         state = partition.state()
     except HeadwaterError as error:
-        where = error.data
-        report.faults.append(
-            Fault(
-                name, partition.number, where.get("segment", ""), where.get("offset"), where.get("position"), str(error)
-            )
-        )
+        place = (error.data.get("segment", ""), error.data.get("offset"), error.data.get("position"))
+        report.faults.append(Fault(name, partition.number, *place, str(error)))
         return
     for file in partition.disk.names(partition.folder):
         if ".torn-" in file:

@@ -1,7 +1,7 @@
 """All file system access of the log.
 
-Everything the log does to files goes through a `Disk`, so a test can pass one that fails, tears, delays or
-forgets any of these calls.
+The log accesses files only through a `Disk`. Tests pass one whose calls fail, or whose writes are torn,
+delayed or lost.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ class PartitionState:
     `segment` is the base offset of the active segment and `length` its acknowledged bytes; `last_frame` is
     the position of the last acknowledged frame. `files_version` counts how often older segments were
     removed or rewritten, so that other processes drop their caches. `dirty` is set while files are changed
-    in several steps: a process that finds it under the lock repairs first. `sync_failed`: a sync behind
-    `length` failed in this `boot_id`, so bytes read there may never reach the disk, whatever a later sync
-    reports.
+    in several steps: a process that finds it under the lock recovers first. `sync_failed` means that a sync
+    behind `length` failed in this `boot_id`: bytes that can be read there may never reach the disk, even if
+    a later sync succeeds.
     """
 
     start_offset: int = 0

@@ -3,8 +3,8 @@
 A segment is named after the first offset it may hold. Its header frame keeps what a reader needs to start
 there: the max event time, the known producers and, for a segment written by compaction, the range it
 covers. `SegmentFiles` lists the segments of a partition and keeps a few open. `OffsetIndex` finds the
-segment and position of an offset; it remembers sparse index entries of earlier walks and where reads
-stopped.
+segment and position of an offset, with the sparse index entries of earlier walks and the positions at which
+reads stopped.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class Segment:
         self.path = folder / segment_file_name(base)
         self.temporary_path = self.path.with_suffix(".new")
         self._disk = disk
-        self.sealed_length: int | None = None
+        self.sealed_length: int | None = None  # valid bytes of a closed segment; None until it is determined
         self._handle: int | None = None
         self._lock = threading.Lock()  # guards the first opening and the sparse index
-        self._sparse_index: list[tuple[int, int]] = []
+        self._sparse_index: list[tuple[int, int]] = []  # offset and position of some frames, sorted
 
     @property
     def handle(self) -> int:
