@@ -194,6 +194,14 @@ def test_a_closed_buffer_admits_nothing_more():
         append_buffer.begin_append(PendingAppend("late", 1))
 
 
+def test_a_sender_that_waited_for_space_is_refused_once_the_buffer_is_closed(monkeypatch):
+    append_buffer = AppendBuffer(_succeed, backpressure(events=1), lambda _: None)
+    append_buffer.waiting_rows = 1
+    monkeypatch.setattr(append_buffer, "_wait_for_space", lambda entry: append_buffer.close())
+    with pytest.raises(UsageError):
+        append_buffer.append(PendingAppend("late", 1))
+
+
 class Interposed(AppendBuffer):
     """A buffer that calls a function right after it admitted an entry."""
 

@@ -192,9 +192,10 @@ class AppendBuffer:
     def _enqueue(self, entry: PendingAppend) -> bool | None:
         """Admit or drop the entry. True: the caller leads; False: it follows; None: the entry was dropped."""
         with self._lock:
-            if self._closed:
+            admitted = self._closed or self._admit(entry)
+            if self._closed:  # perhaps while the entry waited for space
                 raise UsageError("the log is closed", fix="hw.connect(...) again")
-            if not self._admit(entry):
+            if not admitted:
                 entry.done = True
                 return None
             self._queue.append(entry)
@@ -247,6 +248,7 @@ class AppendBuffer:
         return not self.waiting_rows or self.waiting_rows + entry.row_count <= self.overload.events
 
     def _commit_group(self) -> None:
+        # The queue is swapped under the lock and committed without it, so the next group gathers meanwhile.
         with self._lock:
             group, self._queue = list(self._queue), deque()
             self.waiting_rows, self._next_leader = 0, None
@@ -257,7 +259,7 @@ class AppendBuffer:
         except BaseException as error:
             for entry in group:
                 entry.error = entry.error or error
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception):  # Ctrl-C ends the leader; its group has the error already
                 raise
         finally:
             self._pass_leadership(group)
@@ -295,7 +297,7 @@ class AppendBuffer:
     def close(self) -> None:
         """Append the remaining entries, then stop the buffer's thread."""
         with self._not_full:
-            while self._has_leader:
+            while self._has_leader:  # as long as entries wait or are being committed
                 self._not_full.wait()
             self._closed = True
         self._thread_signal.release()

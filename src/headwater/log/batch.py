@@ -136,6 +136,7 @@ class LogBatch:
         """Returns the rows where the mask is true, each with its own offset and times."""
         keep = flags_column(mask)
         sent = self.send_times
+        # What the header says of the whole frame is stored per row: it cannot be computed from a part of the rows.
         whole = {
             **self.envelope,
             **({} if sent is None else {"_hw.sent_at": sent}),

@@ -255,7 +255,7 @@ class FolderGroups:
         folder = self.members_folder(group, topic)
         self._disk.make_folder(folder)
         handle = self._disk.open(folder / f"member-{member}")
-        self._disk.lock(handle)
+        self._disk.lock(handle)  # before the group lists the member: others take one without a lock for dead
         self._member_files[member] = handle
         try:
             self._disk.write(handle, 0, _HEARTBEAT.pack(self._clock.monotonic(), session.total_seconds()))
@@ -421,6 +421,7 @@ class FolderGroups:
             return Assignment()
 
     def _save_assignment(self, folder: Path, state: Assignment) -> None:
+        # Not synced: after a power cut no member is alive, and the group starts empty.
         self._disk.write_file(folder / "state.json", msgspec.json.encode(state), sync=False)
 
     def _membership(self, group: str, topic: str, member: str, state: Assignment) -> Membership:

@@ -43,7 +43,7 @@ from headwater.units import micros, moment
 __all__ = ["EventLog", "PartitionRange", "Start"]
 
 Start = str | int | datetime
-_OPEN_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()
+_OPEN_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()  # reset in forked children
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class EventLog:
         self._mutex = threading.RLock()  # guards `_open_topics`; re-entrant, since `create` opens topics
         self.disk.make_folder(self.folder / "topics")
         self.id = self._load_id()
+        # A file system in memory outlives the process, not the machine; the id keeps logs apart.
         shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"
         self._memory_folder = shared / f"headwater-{self.id}"
         self.groups = FolderGroups(self.disk, self.clock, self.folder / "groups", self)

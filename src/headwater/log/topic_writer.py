@@ -159,6 +159,7 @@ class TopicWriter:
 
     def _choose_partition(self, event: PendingEvent) -> int:
         number, key = len(self._partitions), event.envelope.get("_hw.key")
+        # Before the shortcut for one partition: a missing key is always an error.
         fields = check_key(self.definition, self._codec_of, event) if self.definition.key else ()
         if number == 1:
             return 0
@@ -219,6 +220,7 @@ class TopicWriter:
         def write(run: Run) -> None:
             rows = [rows for _, rows in run]
             batch = coalesce(self._codec_of, rows)
+            # A batch was resolved before it entered the buffer; single events are resolved here, all at once.
             resolved = batch if batch is rows[0] else self._resolve(batch)
             written.append((run, resolved.split(_MAX_FRAME_BYTES)))
 

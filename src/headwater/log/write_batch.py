@@ -85,8 +85,7 @@ class WriteBatch:
     @property
     def row_count(self) -> int:
         """The number of rows."""
-        rows: int = self.values.num_rows
-        return rows
+        return int(self.values.num_rows)
 
     @property
     def last_sequence(self) -> int:

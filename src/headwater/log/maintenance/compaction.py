@@ -156,6 +156,7 @@ class _CompactionPass:
                     waiting.append(batch.select(self._survivors(batch)))
                     rows += waiting[-1].values.num_rows
                     nbytes += waiting[-1].values.nbytes
+                # An idle marker stays between the events before and after it.
                 if frame.kind is FrameKind.IDLE_MARKER or rows >= _FRAME_ROWS or nbytes >= _FRAME_BYTES:
                     yield from self._merge(waiting)
                     waiting, rows, nbytes = [], 0, 0

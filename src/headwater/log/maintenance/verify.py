@@ -125,6 +125,6 @@ def _check_segment(
         if position >= limit:
             break
         report.faults.append(Fault(*here, until, position, "the checksum does not match"))
-        position = segment.find_valid_frame(position + 8, limit)
+        position = segment.find_valid_frame(position + 8, limit)  # frames start at multiples of eight bytes
     report.bytes += limit
     return covers or until

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"HWB1"
-LOWEST_TIME: Final = -(2**63)
+LOWEST_TIME: Final = -(2**63)  # stands for no time
 _ZONED = pa.timestamp("us", "UTC")
 
 # The order is the order of the bits in `Frame.columns`: append only.

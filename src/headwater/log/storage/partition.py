@@ -186,7 +186,7 @@ class Partition:
             self.disk.write(segment.handle, state.length, data)
             if self.definition.durability is Durability.DURABLE:
                 self.disk.sync(segment.handle)
-        except DiskFullError:
+        except DiskFullError:  # nothing was acknowledged: remove what was written of it
             self.disk.truncate(segment.handle, state.length)
             raise
         except DiskFailedError:
@@ -225,7 +225,7 @@ class Partition:
         if segment != state.segment:
             frames = self.files.segment(state.segment).walk(0, state.length)
             created = next((frame.appended_at for frame in frames if frame.kind != FrameKind.SEGMENT_HEADER), 0)
-            if not created:
+            if not created:  # it holds no batch yet
                 return False
             self._segment_created = (state.segment, created)
         return now - created > _SEGMENT_AGE
