@@ -245,7 +245,7 @@ class EventEncoder:
     def _encode_values(self, values: Any) -> pa.RecordBatch:
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
             values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else values
-            if not isinstance(values, list) or not all(map(_is_row, values[:1])):
+            if not isinstance(values, list) or (values and isinstance(values[0], str | bytes | int | float)):
                 what = f"send_many takes rows or a frame, not {type(values).__name__}"
                 raise BadEventError(what, fix="client.send(topic, value) for one event")
             return self.codec.encode(values)
@@ -279,10 +279,6 @@ class EventEncoder:
         if len(keys) != rows:
             raise BadKeyError(f"{len(keys)} keys for {rows} events", topic=self.topic.name)
         return pa.array([None if key is None else key_bytes(key) for key in keys], pa.binary())
-
-
-def _is_row(value: Any) -> bool:
-    return not isinstance(value, str | bytes | int | float)
 
 
 def _parse_micros(at: datetime | str) -> int:
