@@ -144,10 +144,12 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
     """
     if len(data) - at < HEADER_SIZE:
         return None
-    magic, crc, body_crc, length, kind, flags, id_length, *numbers = _LAYOUT.unpack_from(data, at)
+    fields = _LAYOUT.unpack_from(data, at)
+    magic, crc, body_crc, length, kind, flags, id_length, columns, schema, count, base_offset, next_offset = fields[:12]
     if magic != MAGIC or zlib.crc32(data[at + _CRC_FROM : at + HEADER_SIZE]) != crc:
         return None
-    columns, schema, count, base_offset, next_offset, *times_and_sequences = numbers
+    # In the order of the fields from `appended_at` to `last_sequence`.
+    times_and_sequences: tuple[int, int, int, int, int, int, int, int] = fields[12:]
     start = at + HEADER_SIZE
     return Frame(
         _KINDS[kind],
@@ -156,7 +158,7 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
         count,
         schema,
         columns,
-        *times_and_sequences,  # in the order of the fields from `appended_at` to `last_sequence`
+        *times_and_sequences,
         producer=bytes(data[start : start + id_length]).decode(errors="replace") if id_length else "",
         follows=bool(flags & _FOLLOWS),
         unfinished=bool(flags & _UNFINISHED),

@@ -50,7 +50,8 @@ class PartitionState:
 
 _DIRTY, _SYNC_FAILED = 1, 2
 # The fields before the two flags, in the order of the file.
-_NUMBERS = attrgetter(*[field.name for field in fields(PartitionState)][:-2])
+_NUMBERS = [field.name for field in fields(PartitionState)][:-2]
+_get_numbers = attrgetter(*_NUMBERS)
 
 
 class StateFile:
@@ -76,12 +77,13 @@ class StateFile:
             data = self._disk.read(self._handle, partition * _RECORD_SIZE, _LAYOUT.size)
             if len(data) == _LAYOUT.size and zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little"):
                 _, flags, *numbers = _LAYOUT.unpack(data)
-                return PartitionState(*numbers, dirty=bool(flags & _DIRTY), sync_failed=bool(flags & _SYNC_FAILED))
+                values = dict(zip(_NUMBERS, numbers, strict=True))
+                return PartitionState(**values, dirty=bool(flags & _DIRTY), sync_failed=bool(flags & _SYNC_FAILED))
         return None
 
     def write(self, partition: int, state: PartitionState) -> None:
         """Publish the slot; only under the partition's lock."""
-        packed = _LAYOUT.pack(0, state.dirty * _DIRTY | state.sync_failed * _SYNC_FAILED, *_NUMBERS(state))
+        packed = _LAYOUT.pack(0, state.dirty * _DIRTY | state.sync_failed * _SYNC_FAILED, *_get_numbers(state))
         crc = zlib.crc32(packed[4:]).to_bytes(4, "little")
         self._disk.write(self._handle, partition * _RECORD_SIZE, crc + packed[4:])
 
