@@ -1,6 +1,6 @@
-"""The oracle of the fault tests: what was sent and acknowledged, against what is found in the log.
+"""The oracle of the fault tests: compares what was sent and acknowledged with what is in the log.
 
-Producers number their events and write down, outside the log, what they send and what was acknowledged. A journal is
+Producers number their events and record, outside the log, what they send and what was acknowledged. A journal is
 written line by line without a buffer, so it survives the death of its producer.
 """
 
@@ -41,19 +41,19 @@ class Journal:
         self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def sent(self, events: Iterable[Numbered]) -> None:
-        """About to send these."""
+        """Record events before they are sent."""
         self._write(">", events)
 
     def acknowledged(self, events: Iterable[Numbered]) -> None:
-        """The log has said that these are safe."""
+        """Record events that the log acknowledged."""
         self._write("<", events)
 
     def _write(self, mark: str, events: Iterable[Numbered]) -> None:
-        # A kill can cut a write short: each line ends with a sign, and none is glued to the rest of another.
+        # A kill can cut a write short: each line ends with a marker, so that a torn line is recognised.
         os.write(self._handle, "".join(f"\n{mark} {e.producer} {e.seq} ." for e in events).encode())
 
     def read(self) -> tuple[set[Numbered], set[Numbered]]:
-        """What was sent, and what was acknowledged."""
+        """Returns what was sent, and what was acknowledged."""
         events: dict[str, set[Numbered]] = {">": set(), "<": set()}
         for line in self.path.read_text().splitlines():
             mark, *words = line.split() or ["cut"]
@@ -67,7 +67,7 @@ class Journal:
 
 @dataclass
 class Verdict:
-    """What is wrong; nothing, when all lists are empty."""
+    """The differences that were found; the log is correct if all lists are empty."""
 
     lost: list[Numbered] = field(default_factory=list)
     duplicated: list[Numbered] = field(default_factory=list)

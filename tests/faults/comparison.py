@@ -1,4 +1,4 @@
-"""What a simulated log holds, compared with the model; and the model's events as the log takes them."""
+"""Compares a simulated log with the model, and turns the model's events into rows of the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPE = pa.schema(
 
 
 class Seen(NamedTuple):
-    """An event as it was read; a time mark has no record."""
+    """An event as it was read; an idle marker has no record."""
 
     offset: int
     record: Record | None
@@ -36,7 +36,7 @@ class Comparison:
         self._decoded: dict[tuple[int, ...], list[Seen]] = {}
 
     def settle(self, log: EventLog, held: PartitionRange, allowed: Allowed, now: int, *, tail: bool) -> None:
-        """Compare a partition up to its end; what was in doubt becomes known to the model."""
+        """Compare a partition up to its end; the model learns the outcome of sends that were not acknowledged."""
         model = self.partitions[held.partition]
         assert model.start <= held.start <= max(model.start, allowed.gone_until), (held, model.start, allowed)
         model.remove_below(held.start)
@@ -52,13 +52,13 @@ class Comparison:
         _same(model, found, first)
 
     def some(self, log: EventLog, partition: int, offset: int, max_bytes: int, reads: int) -> None:
-        """Compare what so many reads from an offset on return."""
+        """Compare the results of some reads from an offset on."""
         _same(self.partitions[partition], self._read(log, partition, offset, max_bytes, reads), offset, reads)
 
     def _accept(
         self, model: ModelPartition, more: list[Seen], allowed: Allowed, held: PartitionRange, now: int
     ) -> None:
-        """Events that nobody acknowledged: they must have been sent, whole."""
+        """Accept events that were not acknowledged, if they were sent and are complete."""
         records = [seen.record for seen in more]
         if allowed.mark and records == [None]:
             model.add_mark(held.max_event_time, now)
@@ -82,7 +82,7 @@ class Comparison:
         return [seen for seen in found if seen.offset >= offset]
 
     def _decode(self, topic: OpenTopic, partition: int, frame: Frame, data: memoryview) -> list[Seen]:
-        """The rows of a frame; one with the same checksum and place is decoded once."""
+        """Returns the rows of a frame; caches them by checksum and position."""
         name = (frame.body_crc, frame.base_offset, frame.max_event_time_before, frame.appended_at)
         if name not in self._decoded:
             self._decoded[name] = _rows_in(topic, partition, frame, data)

@@ -11,6 +11,6 @@ import pytest
 
 @pytest.fixture
 def memory_path() -> Iterator[Path]:
-    """A folder in memory where there is such a place: kill -9 does not care, and syncs there take no time."""
+    """A folder in memory where the system has one: it survives kill -9, and syncs there take no time."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""How many faults a run injects: the counts of the gate, or with HEADWATER_FAULTS=full many more."""
+"""How many faults a run injects: few by default, many with HEADWATER_FAULTS=full."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def times(gate: int, full: int) -> int:
 
 
 def only_in_full_runs(test: Callable[..., None]) -> Callable[..., None] | None:
-    """For tests that take minutes which the gate does not have."""
+    """Marks tests that take minutes: they run only with HEADWATER_FAULTS=full."""
     return test if FULL else None

@@ -1,4 +1,4 @@
-"""A log whose bytes can be changed behind its back, looked at, and put back as they were."""
+"""A log whose bytes can be damaged, read by a new process, and restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.processes import declared, numbered_rows, read_all
 
 
 class AfterReboot(Disk):
-    """The same disk after the machine was started again: nothing that was not synced can be trusted."""
+    """The same disk after a reboot: only synced data can be trusted."""
 
     def boot_id(self) -> int:
         return super().boot_id() + 1
@@ -25,7 +25,7 @@ class AfterReboot(Disk):
 
 @dataclass
 class Looked:
-    """What a new process saw: the events it could read, and the damage it was told of, per segment."""
+    """What a new process read: the events, and the damage that was reported, per segment."""
 
     events: dict[int, Numbered]
     damaged: dict[int, DamagedError]
@@ -53,16 +53,16 @@ class Patient:
         return list(segment.walk(0, len(self._bytes[path])))
 
     def frames(self, path: Path) -> list[Frame]:
-        """All frames of a segment as it was."""
+        """Returns all frames of a segment before the damage."""
         return self._frames[path]
 
     def bytes_of(self, path: Path) -> bytes:
-        """The file as it was."""
+        """Returns the bytes of a file before the damage."""
         return self._bytes[path]
 
     @contextlib.contextmanager
     def with_bytes(self, path: Path, data: bytes) -> Iterator[None]:
-        """The file holds this instead, until the block ends."""
+        """Replace the bytes of a file until the block ends."""
         path.write_bytes(data)
         try:
             yield
@@ -77,7 +77,7 @@ class Patient:
             path.write_bytes(data)
 
     def look(self, *, rebooted: bool = False) -> Looked:
-        """Open the log anew and read each segment by itself, so that damage in one does not hide the others."""
+        """Open the log again and read each segment separately, so that damage in one does not hide the others."""
         looked = Looked({}, {})
         with EventLog(self.folder, disk=AfterReboot() if rebooted else None) as log:
             for base, until in zip(self.bases, [*self.bases[1:], 1 << 40], strict=True):
@@ -103,7 +103,7 @@ class Patient:
 
 
 def events_of(frames: list[Frame]) -> list[Frame]:
-    """Without the head."""
+    """Returns the frames without the segment header."""
     return [frame for frame in frames if frame.kind is not FrameKind.SEGMENT_HEADER]
 
 

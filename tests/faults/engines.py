@@ -1,4 +1,4 @@
-"""Engines in processes of their own, made to be killed; and what must be in the store whatever happened to them."""
+"""Engines in separate processes that tests kill, and the check of the store afterwards."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Shop:
             self._log.create(topic)
 
     def produce(self, count: int) -> None:
-        """Send some events; time goes on, one event in nine comes much too late."""
+        """Send some events while time advances; one in nine is late."""
         events = []
         for seq in range(self._seq, self._seq + count):
             second = seq * 0.1 - (60 if seq % 9 == 8 else 0)
@@ -132,7 +132,7 @@ class Shop:
 
     @contextlib.contextmanager
     def producing(self, every: float = 0.2, count: int = 40) -> Iterator[None]:
-        """Events come while the block runs."""
+        """Send events in a thread until the block ends."""
         ended = threading.Event()
 
         def work() -> None:
@@ -148,11 +148,11 @@ class Shop:
             thread.join()
 
     def commits(self) -> int:
-        """How many batches are in the ledger."""
+        """Returns the number of batches in the ledger."""
         return int(self._asked("select count(*) from hw_batches")[0][0])
 
     def reports(self) -> list[tuple[str, str]]:
-        """State and error of each pipeline."""
+        """Returns state and error of each pipeline."""
         return [(state, error or "") for state, error in self._asked("select state, error from hw_pipelines")]
 
     def _asked(self, sql: str) -> list[Any]:
@@ -165,7 +165,7 @@ class Shop:
 
 
 def start(shop: Shop, *, work: str = "run", **environment: str) -> subprocess.Popen[bytes]:
-    """An engine as the node starts it: the leader of a session, so that everything in it can be found and ended."""
+    """Start an engine as the node does: as a session leader, so that all its processes can be found and ended."""
     order = {"app": str(shop.app), "data": str(shop.data), "work": work}
     command = [sys.executable, "-m", "headwater.engine.process", msgspec.json.encode(order).decode()]
     return subprocess.Popen(
@@ -189,7 +189,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def members(session: int) -> dict[int, str]:
-    """The processes of a session that are alive, with their command lines."""
+    """Returns the living processes of a session with their command lines."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -202,7 +202,7 @@ def members(session: int) -> dict[int, str]:
 
 
 def gone(session: int, seconds: float = 60) -> bool:
-    """Whether all processes of a session have ended, within some time."""
+    """Whether all processes of a session end within some time."""
     deadline = time.monotonic() + seconds
     while members(session) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -210,7 +210,7 @@ def gone(session: int, seconds: float = 60) -> bool:
 
 
 def compare(shop: Shop) -> int:
-    """Raises `AssertionError` where the store differs from a batch query over the topic; the number of events."""
+    """Compare the store with a batch query over the topic; returns the number of events."""
     log, store = EventLog(shop.data), SqlStore(SqliteDialect(shop.data / "store"))
     views, client = ViewReader(store), hw.connect(shop.data)
     try:
@@ -254,7 +254,7 @@ def _same_stream(client: hw.Client, events: list[dict[str, Any]]) -> None:
 
 
 def _same_changes(client: hw.Client, views: ViewReader) -> list[dict[str, Any]]:
-    """Every change fits what was there before it; the rows that were called final, each once."""
+    """Check that every change matches the row before it and that each row becomes final once."""
     rows: dict[str, Any] = {}
     finals: dict[str, Any] = {}
     for event in client.read("sums.changes", stop="end"):
@@ -284,7 +284,7 @@ def _same_chain(views: ViewReader, finals: list[dict[str, Any]]) -> None:
 
 
 def compare_operators(shop: Shop) -> int:
-    """Raises `AssertionError` where a view of `OPERATORS` differs from the events; the number of events."""
+    """Compare the views of `OPERATORS` with the events; returns the number of events."""
     log, store = EventLog(shop.data), SqlStore(SqliteDialect(shop.data / "store"))
     views = ViewReader(store)
     try:
@@ -309,7 +309,7 @@ def compare_operators(shop: Shop) -> int:
 
 
 def _totals(events: list[WalkedEvent]) -> dict[int, tuple[int, int]]:
-    """How many events each key has, and the sum of their numbers."""
+    """Returns the number of events of each key, and the sum of their numbers."""
     found: dict[int, tuple[int, int]] = {}
     for event in events:
         n, total = found.get(event.value["k"], (0, 0))
@@ -318,7 +318,7 @@ def _totals(events: list[WalkedEvent]) -> dict[int, tuple[int, int]]:
 
 
 def _same_order(views: ViewReader, used: list[WalkedEvent]) -> None:
-    """Numbers that events got in the order of time; those that still wait have none."""
+    """Check the numbers that events got in order of event time; events that still wait have none."""
     found = {row["seq"]: (row["k"], row["n"], row["total"]) for row in views.rows("in_order")}
     wanted = {}
     states: dict[int, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Real disks that end their own process, or refuse, at a chosen call."""
+"""Real disks that kill their own process, or fail, at a chosen call."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from headwater.log.storage.disk import Disk, translate_os_error
 
-# The calls that change something, in the words of `Disk`.
+# The methods of `Disk` that change something.
 CHANGING = ("open", "write", "sync", "truncate", "replace", "remove", "make_folder", "sync_folder")
 
 
 class KillingDisk(Disk):
-    """A real disk that ends its own process, by SIGKILL, before or after the n-th call of a kind.
+    """A real disk that kills its own process with SIGKILL before or after the n-th call of a kind.
 
     Args:
         kind: One of `CHANGING`, or "any".
         nth: Counted from 1.
-        after: When the call has done its work; else before.
+        after: Kill after the call, not before it.
     """
 
     def __init__(self, kind: str, nth: int, *, after: bool = False) -> None:
@@ -41,11 +41,11 @@ class KillingDisk(Disk):
 
 
 class FailingDisk(Disk):
-    """A real disk that refuses calls of one kind, from the n-th on, for so many times.
+    """A real disk on which some calls of one kind fail, from the n-th on.
 
     Args:
         kind: One of `CHANGING`.
-        error: The `errno` it refuses with.
+        error: The `errno` of the failure.
         nth: Counted from 1.
         times: How many calls fail.
     """

@@ -1,4 +1,4 @@
-"""Small disks in files: an image is mounted, written to, and copied at an instant, as a power cut would leave it."""
+"""Small disks in image files, which are mounted, written to, and copied as a power cut would leave them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.programs import require_program
 
 
 def require_mounts() -> None:
-    """Skips the test where file systems cannot be mounted."""
+    """Skip the test where file systems cannot be mounted."""
     require_program("mkfs.ext4")
     require_program("mount")
     if os.geteuid() != 0:
@@ -29,7 +29,7 @@ def run(*command: str | Path) -> None:
 
 @contextlib.contextmanager
 def mounted(image: Path) -> Iterator[Path]:
-    """An image as a folder."""
+    """Mount an image as a folder."""
     folder = image.with_name(image.name + ".mounted")
     folder.mkdir()
     try:
@@ -46,7 +46,7 @@ def mounted(image: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def small_disk(image: Path, size: str = "64M") -> Iterator[Path]:
-    """A new, empty ext4 disk."""
+    """Create an empty ext4 disk."""
     run("truncate", "-s", size, image)
     run("mkfs.ext4", "-q", "-F", image)
     with mounted(image) as folder:
@@ -55,7 +55,7 @@ def small_disk(image: Path, size: str = "64M") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def small_memory_disk(folder: Path, size: str) -> Iterator[Path]:
-    """An empty disk in memory of this size."""
+    """Create an empty disk of this size in memory."""
     folder.mkdir()
     try:
         run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
@@ -68,5 +68,5 @@ def small_memory_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def copy_at_this_instant(image: Path, target: Path) -> None:
-    """What the disk holds now; what programs and the kernel have only in memory is not in it."""
+    """Copy what is on the disk now, without what is only in memory."""
     run("cp", "--sparse=always", image, target)

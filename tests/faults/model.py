@@ -1,4 +1,4 @@
-"""A log as plain Python: what must be in each partition, by the definitions alone."""
+"""A model of the log in plain Python: the expected contents of each partition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOWEST = -(2**63)
 
 
 class Record(NamedTuple):
-    """One event: who sent it, its number, its key, its event time (None: arrival) and whether it is a tombstone."""
+    """One event: its producer, number, key, event time (None: arrival), and whether it is a tombstone."""
 
     producer: str
     number: int
@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """An event in its place; a time mark has no record."""
+    """An event at its offset; an idle marker has no record."""
 
     record: Record | None
     received: int
@@ -29,10 +29,10 @@ class Stored(NamedTuple):
 
 @dataclass
 class Allowed:
-    """What may be different after a fault, because nobody was told how it went."""
+    """What may differ after a fault, because its outcome was not reported."""
 
-    maybe: list[list[Record]] = field(default_factory=list)  # sent, not acknowledged: so many whole ones are there
-    mark: bool = False  # a time mark may have been written
+    maybe: list[list[Record]] = field(default_factory=list)  # sent, not acknowledged: some whole ones are there
+    mark: bool = False  # an idle marker may have been written
     gone_until: int = 0  # retention may have removed offsets below this
     superseded: set[int] = field(default_factory=set)  # compaction may have removed these
     shorter: bool = False  # acknowledged, but the topic's durability does not cover a power cut
@@ -61,24 +61,24 @@ class ModelPartition:
             self.end += 1
 
     def add_mark(self, running: int, received: int) -> None:
-        """Append a time mark, which takes one offset."""
+        """Append an idle marker, which takes one offset."""
         self.events[self.end] = Stored(None, received, self.running)
         self.running = max(self.running, running)
         self.end += 1
 
     def last(self, producer: str) -> int:
-        """Highest sequence of an idempotent producer; -1 when it has none."""
+        """Returns the highest sequence number of an idempotent producer; -1 when it has none."""
         return max(self.sequences.get(producer, {}), default=-1)
 
     def late(self, offset: int, lateness: int) -> bool:
-        """By definition: behind the highest event time before it by more than the lateness."""
+        """Whether an event is more than the lateness behind the max event time before it."""
         stored = self.events[offset]
         assert stored.record is not None
         time = stored.received if stored.record.at is None else stored.record.at
         return time < stored.running_before - lateness
 
     def reaches(self, time: int) -> int:
-        """The first offset at which event time reaches `time`; the end when it has not."""
+        """Returns the first offset at which event time reaches `time`; the end if none does."""
         for offset in sorted(self.events):
             stored = self.events[offset]
             after = self.events[offset + 1].running_before if offset + 1 in self.events else None
@@ -87,7 +87,7 @@ class ModelPartition:
         return self.end if self.running < time else self.start
 
     def superseded(self, below: int, oldest_tombstone: int) -> set[int]:
-        """Offsets that compaction of everything below an offset may remove."""
+        """Returns the offsets that compaction below an offset may remove."""
         last: dict[str, int] = {}
         for offset, stored in self.events.items():
             if stored.record is not None and offset < below:
@@ -101,13 +101,13 @@ class ModelPartition:
         }
 
     def remove_below(self, start: int) -> None:
-        """Retention removed everything below an offset."""
+        """Remove what retention removed below an offset."""
         self.start = max(self.start, start)
         for offset in [offset for offset in self.events if offset < start]:
             del self.events[offset]
 
     def cut(self, end: int, running: int) -> None:
-        """A power cut took everything from an offset on."""
+        """Remove what a power cut lost from an offset on."""
         for offset in [offset for offset in self.events if offset >= end]:
             del self.events[offset]
         for known in self.sequences.values():

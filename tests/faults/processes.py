@@ -1,4 +1,4 @@
-"""Processes that are made to be killed: forked, so that each starts in milliseconds."""
+"""Child processes that tests kill; forked, so that each starts in milliseconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCHEMA = pa.schema([("producer", pa.string()), ("seq", pa.int64()), ("key", pa.
 
 
 def fork(work: Callable[[], None]) -> int:
-    """Run this in a child process, which then exits with 0, or with 1 after an error; returns its id."""
+    """Run a function in a child process, which exits with 0, or with 1 after an error; returns its id."""
     with warnings.catch_warnings():  # a child of a process with threads is fine as long as it only works and exits
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
@@ -38,18 +38,18 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def wait_for(pid: int) -> int:
-    """How the child ended: 0, 1, or minus the signal that killed it."""
+    """Wait for the child; returns 0, 1, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def kill(pid: int) -> None:
-    """Kill -9, and wait until it is gone."""
+    """Kill -9 the child and wait until it is gone."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
 def until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for something that another process does."""
+    """Wait until a condition is true that another process causes."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "waited too long"
@@ -57,12 +57,12 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 
 
 def declared(**options: object) -> Topic:
-    """The topic of numbered events."""
+    """Returns the definition of the topic of numbered events."""
     return Topic.declare("t", TYPE, **options)
 
 
 def numbered_rows(producer: str, first: int, rows: int, *, keys: int = 7, pad: int = 20) -> WriteBatch:
-    """Events of a producer, numbered from `first` on."""
+    """Returns events of a producer, numbered from `first` on."""
     numbers = range(first, first + rows)
     columns = [
         pa.array([producer] * rows),
@@ -74,16 +74,16 @@ def numbered_rows(producer: str, first: int, rows: int, *, keys: int = 7, pad: i
 
 
 def names(producer: str, first: int, rows: int) -> list[Numbered]:
-    """What these events are called in a journal."""
+    """Returns the names of these events in a journal."""
     return [Numbered(producer, number) for number in range(first, first + rows)]
 
 
 def append_for_ever(
     folder: Path, journal: Path, producer: str, *, rows: int = 20, disk: Disk | None = None, told: int | None = None
 ) -> None:
-    """Append numbered batches and write down what was acknowledged, until killed.
+    """Append numbered batches and record what was acknowledged, until killed.
 
-    A byte goes to the pipe `told` after the first acknowledgement.
+    Writes a byte to the pipe `told` after the first acknowledgement.
     """
     log, book = EventLog(folder, disk=disk), Journal(journal)
     first = 0
@@ -97,7 +97,7 @@ def append_for_ever(
 
 
 def read_all(log: EventLog, topic: str = "t") -> list[Found]:
-    """Everything in a topic, partition by partition."""
+    """Returns all events of a topic, partition by partition."""
     found: list[Found] = []
     for held in log.ends(topic):
         offset = held.start

@@ -1,7 +1,7 @@
-"""A TCP proxy with a seeded will of its own: it delays, cuts off, and swallows answers.
+"""A TCP proxy with seeded faults: it delays, truncates and drops responses.
 
-It understands just enough of HTTP to know where a request ends and its answer begins: every answer has a
-content-length. What it does with each answer is drawn from the seed, so that a run can be repeated.
+It parses just enough HTTP to know where a request ends and its response begins: every response has a
+content-length. The seed decides the fault of each response, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Faults:
     """How often each fault happens, from 0 to 1.
 
     Attributes:
-        lost: The request arrives, its answer never does: the connection is closed.
+        lost: The request arrives, its response does not: the connection is closed.
         reset: The same, with a reset in place of an orderly close.
         refused: The request does not arrive either.
-        cut: Half of the answer arrives.
-        delayed: The answer comes late, by up to `delay` seconds.
+        cut: Half of the response arrives.
+        delayed: The response is delayed by up to `delay` seconds.
         delay: In seconds.
     """
 
@@ -40,10 +40,10 @@ class Faults:
 
 
 class Proxy:
-    """Listens on a port of its own and passes on to `port`, which is set before the first connection.
+    """Listens on its own port and forwards to `port`, which is set before the first connection.
 
     Args:
-        seed: Of everything that is drawn.
+        seed: Seed of the random faults.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -59,7 +59,7 @@ class Proxy:
 
     @property
     def host(self) -> str:
-        """Its own address, as requests name it."""
+        """The address of the proxy, as requests name it."""
         return f"127.0.0.1:{self._listening.getsockname()[1]}"
 
     @property
@@ -128,7 +128,7 @@ class Proxy:
 
 
 def _message(connection: socket.socket) -> bytes:
-    """One whole request or answer; empty at the end of the connection."""
+    """Returns one whole request or response; empty at the end of the connection."""
     data = b"".join(_until_head(connection))
     head, mark, body = data.partition(b"\r\n\r\n")
     if not mark:

@@ -8,23 +8,23 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SimulatedClock:
-    """Stands still until it is moved; times in microseconds."""
+    """A clock that advances only when told to; times in microseconds."""
 
     def __init__(self) -> None:
         self.start = self._wall = 1_767_225_600_000_000
         self._passed = 0
 
     def advance(self, micros: int) -> None:
-        """Time passes."""
+        """Advance both clocks."""
         self._wall += micros
         self._passed += micros
 
     def jump(self, micros: int) -> None:
-        """Somebody sets the wall clock."""
+        """Set the wall clock."""
         self._wall += micros
 
     def reboot(self) -> None:
-        """The monotonic clock counts from the start of the machine."""
+        """Restart the monotonic clock, which counts from the boot of the machine."""
         self._passed = 0
 
     def now(self) -> datetime:

@@ -1,6 +1,6 @@
-"""A disk in memory that forgets what was not synced, dies or refuses at a chosen call.
+"""A disk in memory that loses what was not synced, and dies or fails at a chosen call.
 
-It is as unkind as the documentation of `fsync` allows: bytes that were not synced may be lost, kept or
+It is as unreliable as the documentation of `fsync` allows: bytes that were not synced may be lost, kept or
 torn by sectors of 512 bytes; names that were created, renamed or removed since the folder was last synced may be as
 before or as after; a failed sync drops the bytes it could not write and says nothing the next time.
 """
@@ -59,7 +59,7 @@ class File:
         self.drop_dirt()
 
     def drop_dirt(self) -> None:
-        """What Linux does after a failed sync: the pages count as clean, and are not on the disk."""
+        """Mark the pages as clean without writing them, as Linux does after a failed sync."""
         self.from_, self.to = 1 << 60, 0
 
     def lose_power(self, chance: random.Random) -> None:
@@ -126,7 +126,7 @@ def _apply(known: dict[str, File | Folder], names: dict[str, File | Folder | Non
 
 
 class Machine:
-    """What processes share: the files, and the number of the present boot."""
+    """What processes share: the files, and the number of the current boot."""
 
     def __init__(self) -> None:
         self.root = Folder()
@@ -134,7 +134,7 @@ class Machine:
         self.handles = count(1000)
 
     def lose_power(self, chance: random.Random) -> None:
-        """Everything stops at once; only stable storage, and some of the rest, is there afterwards."""
+        """Cut the power: stable storage survives, and a random part of the rest."""
         self.boots += 1
         self._lose(self.root, chance)
 
@@ -184,11 +184,11 @@ class SimulatedDisk(Disk):
         self._plan[kind] = (nth, error, after, times)
 
     def calm(self) -> None:
-        """Forget all planned faults."""
+        """Remove all planned faults."""
         self._plan.clear()
 
     def die(self) -> None:
-        """Kill -9: locks and open files are given back, what was written stays in the machine."""
+        """Kill -9: locks and open files are released, and written data stays in the machine."""
         for handle, file in self._open.items():
             if file.locked_by == handle:
                 file.locked_by = None
@@ -339,7 +339,7 @@ class SimulatedDisk(Disk):
         file = self._at(handle)
 
         def work(error: int | None) -> None:
-            # A refused write may have got some of the way.
+            # A failed write may have written some of its bytes.
             file.write(position, data if error is None else data[: len(data) // 2])
             _refuse(error, "write")
 

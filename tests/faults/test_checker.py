@@ -1,4 +1,4 @@
-"""The oracle itself: it must see each kind of wrong."""
+"""The oracle itself: it must detect each kind of fault."""
 
 from __future__ import annotations
 

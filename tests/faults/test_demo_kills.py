@@ -1,4 +1,4 @@
-"""The live shop while its engine and Spark's Python workers are killed: nothing lost, nothing twice, no wrong row."""
+"""The demo shop while its engine and Spark's Python workers are killed: no event lost or repeated, no wrong row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def until(true: Callable[[], object], seconds: float = PATIENCE) -> None:
 
 
 def workers(engine: int) -> list[int]:
-    """Spark's Python processes that plan and read batches; they are all in the engine's session."""
+    """Returns Spark's Python processes that plan and read batches; all are in the engine's session."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ def workers(engine: int) -> list[int]:
 
 
 class Killer:
-    """Kills by the clock: the engine's process group now and then, a Python worker more often."""
+    """Kills periodically: the engine's process group, and more often a Python worker."""
 
     def __init__(self, stage: DemoRun, seed: int) -> None:
         self._stage = stage
@@ -50,7 +50,7 @@ class Killer:
         self.engines = self.workers = 0
 
     def work(self, seconds: float) -> None:
-        """Kill for so many seconds, or longer, until there were enough kills."""
+        """Kill for some seconds, or longer until there were enough kills."""
         begun = time.monotonic()
         next_engine, next_worker = begun + ENGINE_EVERY, begun + WORKER_EVERY
         while (now := time.monotonic()) < begun + seconds or self.engines < ENGINES or self.workers < WORKERS:
@@ -95,6 +95,6 @@ def test_the_shop_survives_kills_of_engine_and_workers(tmp_path, seed):
         outcome = stage.result()
     assert outcome.faults == []
     assert [one for one in outcome.pipelines if one.wrong] == []
-    # Whoever has not paid is known only when the time for it is over, which a quick run may not reach.
+    # An unpaid order is known only after its time limit, which a short run may not reach.
     assert {one.name for one in outcome.pipelines if not one.rows} <= {"unpaid"}
     assert sum(topic.events for topic in outcome.topics) > LENGTH * 100

@@ -1,4 +1,4 @@
-"""F06: a full disk refuses appends, loses nothing, keeps on reading, and works again by itself."""
+"""F06: on a full disk, appends are refused, nothing is lost, reads continue, and appends resume by themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = 100
 
 
 def append_until_full(log: EventLog, producer: str) -> tuple[list[Numbered], list[Numbered]]:
-    """What was acknowledged, and what was refused."""
+    """Returns what was acknowledged, and what was refused."""
     acknowledged: list[Numbered] = []
     for number in range(10_000):
         batch = names(producer, number * ROWS, ROWS)
@@ -69,7 +69,7 @@ def test_a_reader_in_another_process_goes_on_while_the_disk_is_full(tmp_path):
 
 
 def test_an_event_that_is_in_the_log_is_acknowledged_even_if_it_cannot_be_counted(tmp_path):
-    """The counters are a file too; when only they cannot be written, the event is safe all the same."""
+    """The counters are a file too; if only they cannot be written, the event is still safe."""
     with EventLog(tmp_path) as log:
         log.create(declared())
     (tmp_path / "topics" / "t" / "counts").unlink(missing_ok=True)

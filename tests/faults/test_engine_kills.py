@@ -1,4 +1,4 @@
-"""F15, F20, F26: engines in processes of their own are killed, paused, doubled; the output is that of a quiet run."""
+"""F15, F20, F26: engines are killed, paused and started twice; the output equals that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kill_a_worker(session: int, chance: random.Random) -> None:
 
 
 def kill_engines(shop: Shop, plan: list[str | None], chance: random.Random, count: int = 40) -> None:
-    """Start an engine for each point and kill it there, or at any instant, while so many events come at once."""
+    """Start an engine for each failpoint and kill it there, or at any instant, while events arrive."""
     with shop.producing(count=count):
         for point in plan:
             engine = start(shop, **({"HEADWATER_KILL_AT": point} if point else {}))
@@ -58,7 +58,7 @@ def kill_engines(shop: Shop, plan: list[str | None], chance: random.Random, coun
             assert gone(engine.pid), members(engine.pid)
 
 
-def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: Path):
+def test_engines_killed_at_any_instant_leave_the_rows_of_an_undisturbed_run(tmp_path: Path):
     chance = random.Random(4)
     shop = Shop(tmp_path)
     plan: list[str | None] = [*IN_OTHER_PROCESSES, None]
@@ -73,7 +73,7 @@ def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: P
 
 
 @only_in_full_runs
-def test_engines_killed_while_operators_run_leave_the_rows_of_a_quiet_run(tmp_path: Path):
+def test_engines_killed_while_operators_run_leave_the_rows_of_an_undisturbed_run(tmp_path: Path):
     """State at the sink, and state in Spark's checkpoint."""
     chance = random.Random(7)
     shop = Shop(tmp_path, OPERATORS)
@@ -87,13 +87,13 @@ def test_engines_killed_while_operators_run_leave_the_rows_of_a_quiet_run(tmp_pa
 
 
 def test_a_second_engine_is_told_who_the_first_is(tmp_path: Path):
-    """F20: while the first starts, and without waiting for Spark; the lock of a dead one is free."""
+    """F20: even while the first starts, and without waiting for Spark; the lock of a dead engine is free."""
     shop = Shop(tmp_path)
     shop.produce(50)
     first = start(shop)
     try:
         until(lambda: (shop.data / "engine" / "lock").exists() and _pid(shop) == first.pid, seconds=60)
-        os.killpg(first.pid, signal.SIGSTOP)  # a paused one counts, too
+        os.killpg(first.pid, signal.SIGSTOP)  # a paused engine still holds its lock
         with pytest.raises(HeadwaterError) as locked:
             catch_up(shop.app, shop.data)
         assert locked.value.code == "LOCKED_BY"
@@ -142,7 +142,7 @@ def test_java_that_hangs_is_noticed_and_replaced(tmp_path: Path, monkeypatch: py
 
 @only_in_full_runs
 def test_java_without_memory_ends_in_failed_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """F26: a few tries, then every pipeline says what is wrong; log and views stay readable, more memory helps."""
+    """F26: after a few attempts every pipeline reports the cause; log and views stay readable; more memory helps."""
     shop = Shop(tmp_path)
     shop.produce(200)
     monkeypatch.setenv("HEADWATER_SPARK_MEMORY", "20m")

@@ -1,4 +1,4 @@
-"""Consumer groups as a state machine: members join, leave, die, fall asleep and commit in any order."""
+"""Consumer groups as a state machine: members join, leave, die, pause and commit in any order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.faults.simulated_clock import SimulatedClock
 from tests.faults.simulated_disk import Machine, SimulatedDisk
 
 PARTITIONS = 5
-SESSION = 300_000_000  # microseconds: what `join` takes if nothing is said
+SESSION = 300_000_000  # microseconds: the default session timeout of `join`
 
 
 @dataclass
@@ -113,7 +113,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """When all members come back often enough, everything is read by somebody, in equal shares."""
+        """If all members sync often enough, every partition has an owner, in equal shares."""
         for _ in range(4):
             for which in reversed(range(len(self.members))):
                 self.sync(which)

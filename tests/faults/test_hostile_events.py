@@ -31,11 +31,11 @@ def client(tmp_path) -> hw.Client:
 
 
 def grown_by(work: Callable[[], Any], result: Path) -> int:
-    """Bytes of memory that this took at most, in a process of its own."""
+    """Returns the peak memory growth of a function in bytes, measured in a child process."""
 
     def measured() -> None:
         with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # forget the highest mark so far
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before = _peak()
         work()
         result.write_text(json.dumps(_peak() - before))
@@ -113,7 +113,7 @@ def test_a_deep_event_is_refused(client, depth, tmp_path):
                 client.send_json("t", [text])
 
     assert grown_by(refuse, tmp_path / "grown") < 16 * MEBIBYTE
-    while nested:  # a deep list that is dropped at once would end the interpreter's stack
+    while nested:  # freeing a deep list at once would overflow the interpreter's stack
         nested = nested.pop()
 
 

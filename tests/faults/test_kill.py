@@ -28,7 +28,7 @@ def idempotent(first: int, rows: int) -> WriteBatch:
 
 
 def program(folder: Path, disk: KillingDisk | None = None) -> None:
-    """Creates a log, appends with and without an id across three segments, and journals every answer."""
+    """Create a log, append with and without a producer id across three segments, and journal every receipt."""
     book = Journal(folder / "journal")
     log = EventLog(folder / "log", disk=disk)
     log.create(declared(segment_size=900))
@@ -36,14 +36,14 @@ def program(folder: Path, disk: KillingDisk | None = None) -> None:
         book.sent([*names("plain", first, rows), *names("once", first, rows)])
         log.append("t", numbered_rows("plain", first, rows))
         book.acknowledged(names("plain", first, rows))
-        for _ in range(2):  # the second time it is told apart as a repeat
+        for _ in range(2):  # the second send is recognised as a repeat
             log.append("t", idempotent(first, rows))
             book.acknowledged(names("once", first, rows))
     log.close()
 
 
 def check_what_is_left(folder: Path) -> int:
-    """Every acknowledged event is there once, no other half is; then the retries arrive, and change nothing."""
+    """Check that every acknowledged event is there once and no batch is partial; retries then change nothing."""
     sent, acknowledged = Journal(folder / "journal").read()
     log = EventLog(folder / "log")
     log.create(declared(segment_size=900))

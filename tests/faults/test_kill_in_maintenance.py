@@ -1,4 +1,4 @@
-"""F08: kill -9 in the middle of a roll, retention or compaction leaves the old set of segments, or the new one."""
+"""F08: kill -9 during a roll, retention or compaction leaves either the old segments or the new ones."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ EVENTS = 60
 
 
 def prepared(folder: Path, **options: object) -> list[Found]:
-    """A log of several segments, with an idempotent producer among the senders."""
+    """Create a log of several segments, with an idempotent producer among the senders."""
     with EventLog(folder) as log:
         log.create(declared(segment_size=1_800, **options))
         for first in range(0, EVENTS, 3):
             rows = numbered_rows("a" if first % 2 else "b", first, 3, keys=5)
             log.append("t", rows if first % 2 else WriteBatch(rows.values, 1, {}, 0, "b", first))
             if first == 30 and options.get("compact"):
-                compact(log)  # what is small by now is joined with its neighbours the next time
+                compact(log)  # small segments are merged with their neighbours by the next run
         return read_all(log)
 
 
@@ -59,7 +59,7 @@ WORK: dict[str, tuple[Callable[[EventLog], None], dict[str, object]]] = {
 
 
 def check_left(folder: Path, work: str, before: list[Found]) -> None:
-    """Old or new, nothing in between; and the work can be done again."""
+    """Check that the segments are the old or the new ones, and that the work can be repeated."""
     with EventLog(folder) as log:
         after = [found for found in read_all(log) if found.event.producer != "later"]
         assert set(after) <= set(before), "something that was not there"

@@ -1,4 +1,4 @@
-"""The log as a state machine: Hypothesis chooses the steps, looks for the shortest way to break it."""
+"""The log as a state machine: Hypothesis chooses the steps and looks for the shortest failing sequence."""
 
 from __future__ import annotations
 

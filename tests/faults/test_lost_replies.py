@@ -1,4 +1,4 @@
-"""Producers behind a bad network: one copy of each event, and the truth about each send (F13)."""
+"""F13: producers behind a bad network append one copy of each event and report each outcome correctly."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_a_producer_whose_answers_get_lost_writes_each_event_once(tmp_path: Path
         assert [placed[receipt.partition, receipt.offset] for receipt in receipts] == sent
         counts = near.log.counts("orders")
         assert counts["offered"] == counts["appended"] + counts["duplicate"]
-        # An answer may get lost more than once, so there are more repeats than events that were repeated.
+        # A response may be lost more than once, so there are more repeats than events that were repeated.
         assert 0 < sum(receipt.duplicate for receipt in receipts) <= counts["duplicate"]
         assert in_order(near)
 
 
 def in_order(client: hw.Client) -> bool:
-    """Whether the events of each customer stand in the order they were sent."""
+    """Whether the events of each customer are in the order they were sent."""
     last: dict[int, int] = {}
     for event in client.read("orders"):
         value = event.value or {}

@@ -1,4 +1,4 @@
-"""F03: what is on the disk at a random instant holds every acknowledged event, and no other half."""
+"""F03: the disk at a random instant holds every acknowledged event and no partial batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.faults.processes import append_for_ever, declared, fork, kill, number
 
 
 class LyingDisk(Disk):
-    """A disk that says it has synced."""
+    """A disk whose syncs do nothing."""
 
     def sync(self, handle: int) -> None:
         """Nothing."""
@@ -34,7 +34,7 @@ class LyingDisk(Disk):
 
 @contextmanager
 def writers(folder: Path, journal: Path, disk: Disk | None = None, **options: object) -> Iterator[list[int]]:
-    """Two processes that append to a log on this disk, until the block ends."""
+    """Run two processes that append to a log on this disk until the block ends."""
     EventLog(folder / "log", disk=disk).create(declared(segment_size="200 kB", **options))
     Journal(journal).close()
     pids = [fork(lambda name=name: append_for_ever(folder / "log", journal, name, rows=10, disk=disk)) for name in "ab"]
@@ -47,9 +47,9 @@ def writers(folder: Path, journal: Path, disk: Disk | None = None, **options: ob
 
 
 def cut(image: Path, journal: Path, pids: list[int], chance: random.Random) -> tuple[Path, set[Numbered]]:
-    """A copy of the disk at some instant, and what was acknowledged before it."""
+    """Copy the disk at some instant; returns the copy and what was acknowledged before it."""
     time.sleep(chance.uniform(0.0, 0.03))
-    for pid in pids:  # a copy takes time; nothing may be written meanwhile that was not there at its start
+    for pid in pids:  # a copy takes time: nothing may be written meanwhile
         os.kill(pid, signal.SIGSTOP)
     until(lambda: all(Path(f"/proc/{pid}/stat").read_text().split()[2] == "T" for pid in pids))
     acknowledged = Journal(journal).read()[1]
@@ -90,7 +90,7 @@ def _copy(tmp_path: Path, pids: list[int], chance: random.Random) -> tuple[Path,
 
 @pytest.mark.parametrize("how", ["fast", "lying disk"])
 def test_without_syncs_the_same_rig_sees_loss(tmp_path, how):
-    """A test that cannot fail proves nothing."""
+    """Proves that the test above can fail."""
     require_mounts()
     chance = random.Random(5)
     lost = 0

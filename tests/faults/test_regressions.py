@@ -1,4 +1,4 @@
-"""Faults that were found once, each with the shortest way to it."""
+"""Faults that were found once, each with the shortest reproduction."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def numbers(log: EventLog) -> list[int]:
 
 @pytest.fixture
 def pair(tmp_path) -> tuple[EventLog, EventLog]:
-    """The same log open in two processes."""
+    """The same log, opened twice as by two processes."""
     one, other = EventLog(tmp_path), EventLog(tmp_path)
     one.create(declared(segment_size=2_000))
     return one, other
 
 
 def test_a_segment_made_anew_under_its_name_is_noticed_by_others(pair):
-    """The other one would go on writing to the removed file, and its events would be lost."""
+    """Otherwise the other process would write to the removed file, and its events would be lost."""
     one, other = pair
     one.append("t", numbered_rows("a", 0, 1))
     roll(one)
@@ -60,7 +60,7 @@ def test_a_segment_made_anew_under_its_name_is_noticed_by_others(pair):
 
 
 def test_what_a_dead_writer_left_in_a_segment_made_anew_is_seen(pair):
-    """Whoever takes the lock next looked at the size of the old file, and wrote over it."""
+    """The next writer used the size of the old file and overwrote the events."""
     one, other = pair
     one.append("t", numbered_rows("a", 0, 1))
     roll(one)
@@ -70,13 +70,13 @@ def test_what_a_dead_writer_left_in_a_segment_made_anew_is_seen(pair):
     roll(one)
     slot = partition_of(one).state()
     one.append("t", numbered_rows("a", 1, 1))
-    partition_of(one).publish(slot)  # as if it had died before it published
+    partition_of(one).publish(slot)  # as if the writer had died before it published
     assert other.append("t", numbered_rows("a", 2, 1)).offsets.tolist() == [2]
     assert numbers(one) == [0, 1, 2]
 
 
 def test_a_reader_at_the_end_of_a_segment_goes_on_in_the_next(pair):
-    """It looked at the end of the closed segment again and again, for ever."""
+    """The reader stayed at the end of the closed segment for ever."""
     one, other = pair
     one.append("t", numbered_rows("a", 0, 2))
     assert len(other.fetch("t", {0: 0})) == 1
@@ -88,8 +88,8 @@ def test_a_reader_at_the_end_of_a_segment_goes_on_in_the_next(pair):
 
 
 @pytest.mark.parametrize("look", ["fetch", "headers"])
-def test_a_reader_whose_segment_is_rewritten_between_two_looks_looks_again(tmp_path, monkeypatch, look):
-    """It knew the length of the old file and read the new, shorter one: its events seemed damaged."""
+def test_a_reader_whose_segment_is_rewritten_between_two_reads_retries(tmp_path, monkeypatch, look):
+    """The reader used the length of the old file on the new, shorter one, and reported damage."""
     one, other = EventLog(tmp_path), EventLog(tmp_path)
     one.create(declared(segment_size=2_000, key="key", compact=True))
     one.append("t", numbered_rows("a", 0, 14))
@@ -99,7 +99,7 @@ def test_a_reader_whose_segment_is_rewritten_between_two_looks_looks_again(tmp_p
     one.append("t", numbered_rows("a", 14, 14))
     roll(one)
     assert compact(one.open_topic("t"), 0, 0, eager=True).kept < 28
-    reader.invalidate()  # it opens the file only now
+    reader.invalidate()  # the reader opens the file only now
     answers = [early]
     published = reader.state
     monkeypatch.setattr(reader, "state", lambda: answers.pop() if answers else published())
@@ -110,7 +110,7 @@ def test_a_reader_whose_segment_is_rewritten_between_two_looks_looks_again(tmp_p
 
 
 def test_receipts_of_repeats_name_the_offsets_they_were_written_at(pair):
-    """Two earlier batches with another sender's event between them."""
+    """The repeats are in two earlier batches with another sender's event between them."""
     one, other = pair
     one.append("t", idempotent(0, 1))
     other.append("t", numbered_rows("a", 0, 1))
@@ -119,7 +119,7 @@ def test_receipts_of_repeats_name_the_offsets_they_were_written_at(pair):
 
 
 def test_a_repeat_is_known_although_the_ends_were_lost_on_the_way(pair, tmp_path):
-    """The writer had not noticed that somebody else had repaired the partition."""
+    """The writer had not noticed that another process had recovered the partition."""
     one, other = pair
     one.append("t", idempotent(0, 1))
     (tmp_path / "topics" / "t" / "ends").write_bytes(b"")
@@ -129,7 +129,7 @@ def test_a_repeat_is_known_although_the_ends_were_lost_on_the_way(pair, tmp_path
 
 
 def test_what_the_dead_had_not_made_durable_is_made_so_by_the_next(tmp_path):
-    """A segment renamed into its place, its maker dead before the folder was synced; then a power cut."""
+    """A process renames a segment and dies before it syncs the folder; then the power is cut."""
     machine = Machine()
     log = EventLog("/data", disk=SimulatedDisk(machine))
     log.create(declared())
@@ -145,7 +145,7 @@ def test_what_the_dead_had_not_made_durable_is_made_so_by_the_next(tmp_path):
 
 
 def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
-    """Several senders shared it; the first batch was lost, the second was whole: no damage, nobody was told."""
+    """Several senders shared the write; the first batch was lost, the second complete: neither was acknowledged."""
     log = EventLog(tmp_path)
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))
@@ -161,7 +161,7 @@ def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
 
 
 def test_a_send_of_several_frames_is_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    """A kill in the middle of the write left the first frames of it."""
+    """A kill during the write left its first frames."""
     monkeypatch.setattr("headwater.log.topic_writer._MAX_FRAME_BYTES", 2_000)
     log = EventLog(tmp_path)
     log.create(declared())
@@ -227,7 +227,7 @@ def test_reading_ends_although_compaction_took_the_last_event(tmp_path):
 
 
 class BeforeTheSwap(Disk):
-    """Something happens once, when compaction has written its file and is about to put it in place."""
+    """Calls a function once, after compaction has written its file and before it renames it."""
 
     def __init__(self) -> None:
         self.happens = lambda: None

@@ -1,4 +1,4 @@
-"""F09: retention waits for a group that still needs the data; forced, the group is told what is gone."""
+"""F09: retention waits for a group that has not read the data; with `force`, the group is told what is gone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_after_a_reset_the_group_goes_on_at_what_is_there(tmp_path):
 
 
 def test_a_reader_in_the_middle_is_told_and_does_not_jump(tmp_path):
-    """It has the file open and half of it read when retention takes it away."""
+    """Retention removes the file while the reader has it open and half read."""
     clock = ManualClock()
     client = client_with_events(tmp_path, force=True, clock=clock)
     events = client.read("t", stop=None)

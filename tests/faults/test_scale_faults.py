@@ -1,4 +1,4 @@
-"""Pipelines on Kafka and PostgreSQL while servers die, topics change and events go: rows of a calm run, or an error."""
+"""Pipelines on Kafka and PostgreSQL while servers die and topics change: rows of an undisturbed run, or an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SENT = events(1, 300)
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Broker]]:
-    """A broker that tests may kill; whoever restarts it puts the new process in its place."""
+    """A broker that tests may kill; a test that restarts it replaces the process in the list."""
     try:
         brokers = [start_kafka(tmp_path_factory.mktemp("brokers"), users={"ada": "right"})]
     except UnavailableError as missing:
@@ -69,7 +69,7 @@ def admin(brokers: list[Broker]) -> AdminClient:
 
 @dataclass(frozen=True)
 class Made:
-    """All that the shop has made."""
+    """All results of the shop."""
 
     totals: list[dict[str, Any]]
     large: list[dict[str, Any]]
@@ -85,7 +85,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def calm() -> Made:
-    """What the events give without faults, in the embedded log."""
+    """The results of the events without faults, in the embedded log."""
     with run(shop("orders"), now="2026-01-01T01:00:00Z") as world:
         world.send("orders", *SENT)
         world.settle()
@@ -95,7 +95,7 @@ def calm() -> Made:
 
 
 class Once:
-    """Does something in the middle of the next commit, once."""
+    """Calls a function once, during the next commit."""
 
     def __init__(self) -> None:
         self.next: Callable[[], object] | None = None
@@ -109,7 +109,7 @@ class Once:
 
 
 def send(world: OnKafka, name: str, start: int, end: int) -> None:
-    """Some of the events, each once, over all that happens to the brokers."""
+    """Send some of the events, each once, while brokers fail."""
     with world.client.producer(name, id="till") as producer:
         for number in range(start, end, 20):
             for event in SENT[number : min(end, number + 20)]:
@@ -123,7 +123,7 @@ def made_by(world: OnKafka, name: str) -> Made:
 
 
 def published(brokers: list[Broker], name: str) -> Counter[int]:
-    """How often each row was inserted, as a plain consumer of committed records reads it."""
+    """Returns how often each row was inserted, as a consumer of committed records reads it."""
     changes = (msgspec.json.decode(record.value()) for record in consume(brokers[0].address, f"large_{name}.changes"))
     return Counter(change["after"]["id"] for change in changes if change["op"] == "insert")
 
@@ -190,7 +190,7 @@ def test_new_partitions_are_taken_in_while_the_pipelines_run(
             done.result(30)
         while len(world.log.open_topic(name).partitions) < 4:
             time.sleep(0.1)
-        # Behind all the others by more than the lateness: late, though nothing came before it in its partition.
+        # Behind all other partitions by more than the lateness: late, although it is the first in its partition.
         others((1_000, "01:00"), (1_001, "04:00"))
         world.settle()
         assert {row["id"] for row in world.rows("large_" + name) if row["k"] == 7} == {1_000, 1_001}
@@ -207,7 +207,7 @@ def test_new_partitions_are_taken_in_while_the_pipelines_run(
 
 
 def window_rows(world: OnKafka, name: str) -> list[tuple[Any, ...]]:
-    """What the new partition's events came to."""
+    """Returns the rows of the new partition's events."""
     return [(row["w"]["start"], row["total"]) for row in world.rows("totals_" + name) if row["k"] == 7]
 
 
@@ -228,7 +228,7 @@ def test_events_that_retention_took_from_a_stopped_pipeline_are_missed_aloud(
         assert (told["topic"], told["partition"], told["first"], told["last"]) == (one, 0, 10, 14)
         assert (told["start"], told["events"]) == (15, 5)
         assert caught.value.fix == f"headwater run --rebuild view_{one}"
-        send_other(world, two, range(10, 20))  # and the other one goes on
+        send_other(world, two, range(10, 20))  # the other pipeline continues
         assert ids(world, one) == list(range(10))
     with on_kafka(app, tmp_path, brokers[0].address, store, rebuild=("view_" + one,)) as world:
         world.settle()
@@ -250,8 +250,8 @@ def test_a_topic_that_is_deleted_or_made_again_fails_its_own_pipelines(
         failed = wait_for_error(world, "view_" + one)
         assert isinstance(failed, UnknownTopicError)
         send_other(world, two, range(10, 20))
-    with on_kafka(app, tmp_path, brokers[0].address, store) as world:  # which makes the topic
-        world.client.send_many(one, [{"id": n} for n in range(100, 120)])  # more than there were
+    with on_kafka(app, tmp_path, brokers[0].address, store) as world:  # creates the topic
+        world.client.send_many(one, [{"id": n} for n in range(100, 120)])  # more than before
         with pytest.raises(DataGoneError) as gone:
             world.engine.supervisors["view_" + one].wait_until_running()
         assert gone.value.data["topic"] == one
@@ -302,23 +302,23 @@ def test_wrong_credentials_fail_and_are_not_waited_for(
     told: list[str] = []
     with pytest.raises(BadCredentialsError) as caught:
         catch_up("app.py", tmp_path / "data", profile="scale", notify=told.append)
-    assert len(told) <= 1, told  # a busy broker may need more than the two seconds after which a wait is told of
+    assert len(told) <= 1, told  # a busy broker may take longer than the two seconds after which a wait is reported
     assert ("kafka://" in caught.value.what) == (password != "right")
     assert "canary" not in str(caught.value)
 
 
 def test_servers_that_are_away_at_the_start_are_waited_for(brokers: list[Broker], postgres: Server, tmp_path: Path):
-    (door,) = free_ports(1)
+    (port,) = free_ports(1)
     database = postgres.emptied()
-    profile(tmp_path, f"kafka://127.0.0.1:{door}", postgres.url(database))
+    profile(tmp_path, f"kafka://127.0.0.1:{port}", postgres.url(database))
     postgres.stop()
     command = [COMMAND, "run", "app.py", "--profile", "scale"]
     running = subprocess.Popen(command, cwd=tmp_path, env=CLEAN, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stderr is not None
         heard = (line for line in running.stderr)
-        assert any(f"no Kafka broker answers at kafka://127.0.0.1:{door}; waiting" in line for line in heard)
-        proxy = Proxy(int(brokers[0].address.rpartition(":")[2]), door)
+        assert any(f"no Kafka broker answers at kafka://127.0.0.1:{port}; waiting" in line for line in heard)
+        proxy = Proxy(int(brokers[0].address.rpartition(":")[2]), port)
         assert any("no database answers at postgresql://127.0.0.1" in line for line in heard)
         postgres.start()
         deadline = time.monotonic() + 60
@@ -329,12 +329,12 @@ def test_servers_that_are_away_at_the_start_are_waited_for(brokers: list[Broker]
     finally:
         running.terminate()
         engine = read_engine_status(tmp_path / ".headwater")
-        os.killpg(engine.pid, signal.SIGKILL)  # rather than wait for its Spark to come up
+        os.killpg(engine.pid, signal.SIGKILL)  # instead of waiting until Spark has started
         running.communicate(timeout=60)
 
 
 def told(postgres: Server, database: str) -> list[tuple[Any, ...]]:
-    """What the engine has told of its pipelines."""
+    """Returns what the engine has reported about its pipelines."""
     with contextlib.suppress(psycopg.errors.UndefinedTable):
         return postgres.execute(database, "SELECT name, state FROM headwater_views.hw_pipelines")
     return []
@@ -367,7 +367,7 @@ def ids(world: OnKafka, name: str) -> list[int]:
 
 
 def delete_records(admin: AdminClient, name: str, before: int) -> None:
-    """What retention does, at once."""
+    """Delete records, as retention would."""
     for done in admin.delete_records([TopicPartition(name, 0, before)]).values():
         done.result(30)
 

@@ -1,4 +1,4 @@
-"""Thousands of seeded runs of two processes, faults and all, against a model in plain Python."""
+"""Thousands of seeded runs of two processes with faults, compared with a model in plain Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(seed: int) -> World:
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """Recovery warns of every torn tail; here there are thousands."""
+    """Silence the warnings of recovery: there are thousands of torn tails here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

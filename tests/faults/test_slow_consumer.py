@@ -1,4 +1,4 @@
-"""F14: a consumer that is a thousand times slower costs the others nothing, is seen, and holds no memory."""
+"""F14: a consumer that is a thousand times slower does not slow the others, is visible, and holds no memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 500
 
 
 def consume_slowly(folder: Path, told: int) -> None:
-    """Takes a fiftieth of a second over each event, where the others take some microseconds."""
+    """Process each event in a fiftieth of a second; the other consumers need microseconds."""
     with hw.connect(folder).consumer("t", group="slow") as consumer:
         for event in consumer:
             if event.offset == 0:
@@ -51,7 +51,7 @@ def filled(folder: Path, events: int) -> hw.Client:
 
 
 def work_to_read(client: hw.Client, group: str) -> float:
-    """Seconds of CPU for another consumer to read everything."""
+    """Returns the CPU seconds in which another consumer reads everything."""
     before = time.process_time()
     with client.consumer("t", group=group, timeout="0s") as consumer:
         assert sum(1 for _ in consumer) == EVENTS

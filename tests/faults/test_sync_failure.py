@@ -22,7 +22,7 @@ BATCHES = range(0, 30, 5)
 
 
 def append_all(log: EventLog, book: Journal) -> int:
-    """Append some batches; how many were refused because the disk failed."""
+    """Append some batches; returns how many were refused because the disk failed."""
     refused = 0
     for first in BATCHES:
         book.sent(names("a", first, 5))
@@ -42,7 +42,7 @@ def segments(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("nth", range(1, 7))
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_failed_sync_closes_the_segment_for_good(tmp_path, nth, times):
-    """One failure; one more while the next segment is started; and one more after that."""
+    """The sync fails once, again while the next segment is created, and once more after that."""
     with EventLog(tmp_path / "log") as log:
         log.create(declared())
         log.append("t", numbered_rows("before", 0, 2))
@@ -80,7 +80,7 @@ def test_a_failed_sync_closes_the_segment_for_good(tmp_path, nth, times):
 
 
 def test_a_later_sync_that_succeeds_is_not_believed(tmp_path):
-    """Even by another process that finds the bytes in memory, whole and sound."""
+    """This also holds for another process that finds intact bytes in the page cache."""
     with EventLog(tmp_path) as log:
         log.create(declared())
         log.append("t", numbered_rows("a", 0, 2))

@@ -1,4 +1,4 @@
-"""Threads of one process share a log: writers, readers and upkeep at the same time, over many small segments."""
+"""Threads of one process share a log: writers, readers and maintenance at the same time, over many small segments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 4
 
 
 class Threads:
-    """Threads whose errors are not lost."""
+    """Threads whose errors are raised at the end."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -48,7 +48,7 @@ class Threads:
 
 @contextmanager
 def again_and_again(work: Callable[[], object]) -> Iterator[None]:
-    """Do something in a thread until the block ends."""
+    """Call a function repeatedly in a thread until the block ends."""
     ended, threads = threading.Event(), Threads()
 
     def loop() -> None:
@@ -108,13 +108,13 @@ def test_readers_follow_writers_across_segments(logs):
 def test_compaction_goes_on_under_readers_and_writers(logs):
     one, other = logs
     one.create(declared(segment_size=3_000, key="key", compact=True))
-    upkeep, threads = Maintenance(other), Threads()
+    maintenance, threads = Maintenance(other), Threads()
 
     def read() -> None:
         found = read_all(one)
         assert [event.offset for event in found] == sorted({event.offset for event in found})
 
-    with again_and_again(lambda: upkeep.compact(other.open_topic("t"), eager=True)), again_and_again(read):
+    with again_and_again(lambda: maintenance.compact(other.open_topic("t"), eager=True)), again_and_again(read):
         for producer in "abcd":
             threads.start(lambda producer=producer: write(one, producer))
         threads.join()
@@ -129,7 +129,7 @@ def test_compaction_goes_on_under_readers_and_writers(logs):
 def test_retention_goes_on_under_readers_and_writers(logs):
     one, other = logs
     one.create(declared(segment_size=3_000, retention=Retention(size=9_000)))
-    upkeep, threads = Maintenance(other), Threads()
+    maintenance, threads = Maintenance(other), Threads()
 
     def read() -> None:
         held = one.ends("t")[0]
@@ -143,7 +143,7 @@ def test_retention_goes_on_under_readers_and_writers(logs):
             assert batches[0].offsets[0] == offset, "a silent jump"
             offset = batches[-1].next_offset
 
-    with again_and_again(lambda: upkeep.apply_retention(other.open_topic("t"))), again_and_again(read):
+    with again_and_again(lambda: maintenance.apply_retention(other.open_topic("t"))), again_and_again(read):
         for producer in "abcd":
             threads.start(lambda producer=producer: write(one, producer))
         threads.join()

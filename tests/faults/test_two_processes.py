@@ -1,4 +1,4 @@
-"""F10: several processes share a log; a dead one's locks are free, and some roles belong to one at a time."""
+"""F10: several processes share a log; a dead one's locks are released, and some roles are exclusive."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_reader_does_not_wait_for_a_writer_that_is_stopped(tmp_path):
 
 
 class StoppingDisk(Disk):
-    """Stops its own process when it is about to sync: in compaction, while it writes beside the old files."""
+    """Stops its own process before a sync: during compaction, when the new file is not yet renamed."""
 
     def __init__(self, told: int) -> None:
         self.told = told
@@ -110,7 +110,7 @@ def test_a_second_compactor_is_told_who_the_first_is(tmp_path):
             compact(log)
         assert (locked.value.code, locked.value.status) == ("LOCKED_BY", 423)
         assert int(locked.value.data["pid"]) == child
-        Maintenance(log).run_once()  # the thread that tidies up leaves it to the other
+        Maintenance(log).run_once()  # the maintenance thread leaves it to the other process
         kill(child)
         compact(log)
 

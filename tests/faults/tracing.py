@@ -1,4 +1,4 @@
-"""Run a forked child under strace, which kills it or refuses it something at a chosen system call."""
+"""Run a forked child under strace, which kills it or makes a chosen system call fail."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.faults.processes import fork, kill, until, wait_for
 
 
 def run_traced(work: Callable[[], None], strace: str, inject: str) -> int:
-    """How the child ended: 0, 1, or minus a signal.
+    """Run the child; returns 0, 1, or minus the signal that ended it.
 
     Args:
-        work: What the child does; nothing of its start is traced.
+        work: The function of the child; its start is not traced.
         strace: The program.
-        inject: What strace is to do, such as "rename:signal=KILL:when=3".
+        inject: The fault that strace injects, such as "rename:signal=KILL:when=3".
     """
 
     def stopped() -> None:

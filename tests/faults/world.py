@@ -1,8 +1,8 @@
 """A simulated machine with two processes that share one log, driven by a seed and compared with a model.
 
-Every step does one thing through the log's own interface, some of them with a fault planned inside. After each fault
-the whole log is read and compared: what was acknowledged is there, at its offset, once, in order, with its lateness;
-what else is there was sent.
+Every step calls the public interface of the log, some with a planned fault. After each fault the whole log is read
+and compared: every acknowledged event is there once, in order, at its offset and with its lateness; every other event
+was sent.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ DAY = 1440 * MINUTE
 
 
 class DamagedByPowerCutError(Exception):
-    """The end of a world whose topic promises nothing about power cuts."""
+    """A power cut damaged a topic whose durability does not cover power cuts."""
 
 
 class Process:
-    """One process: its disk handles, its log, its place in the consumer group."""
+    """One process: its disk, its log, and its membership of the consumer group."""
 
     def __init__(self, machine: Machine, clock: SimulatedClock) -> None:
         self.disk = SimulatedDisk(machine)
         self.log = EventLog("/data", disk=self.disk, clock=clock)
-        self.upkeep = Maintenance(self.log)
+        self.maintenance = Maintenance(self.log)
         self.member: Membership | None = None
 
 
@@ -53,9 +53,9 @@ class World:
         self.clock = SimulatedClock()
         self.topic = self._topic()
         self.partitions = [ModelPartition(5 * MINUTE) for _ in range(self.topic.partitions)]
-        self.committed: list[list[int]] = [[] for _ in self.partitions]  # all that may be found, newest last
+        self.committed: list[list[int]] = [[] for _ in self.partitions]  # all offsets that may be found, newest last
         self.numbers = {name: 0 for name in "ab"}
-        self.doubt = False  # whether the last commit was taken is not known
+        self.doubt = False  # whether the last commit succeeded is unknown
         self.events = self.faults = 0
         self.compared = Comparison(self.partitions)
         self.processes = [self._start(), self._start()]
@@ -92,7 +92,7 @@ class World:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        """So many random steps, then a last look from a new process."""
+        """Run random steps, then compare from a new process."""
         work: dict[Callable[[], None], int] = {
             self.append: 40,
             self.append_group: 6,
@@ -134,7 +134,7 @@ class World:
             self.events += len(records)
 
     def append_group(self) -> None:
-        """Several senders at once share one write and one sync; each batch is whole or not there."""
+        """Several senders share one write and one sync; each batch is stored completely or not at all."""
         process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
         model = self.partitions[partition]
         groups = [[self._record(self.chance.choice("ab"))] for _ in range(self.chance.randint(2, 4))]
@@ -185,7 +185,7 @@ class World:
         process = self.any_process()
         with self.faulty(process, 0, Allowed()):
             if process.member is None:
-                # Two consumers would share the partitions; the other one has gone.
+                # Two consumers would share the partitions; the other one has left.
                 for other in self.processes:
                     self._leave(other)
                 process.member = process.log.groups.join("g", "t")
@@ -196,7 +196,7 @@ class World:
             partition = self.chance.randrange(len(self.partitions))
             model, history = self.partitions[partition], self.committed[partition]
             if history[-1] > model.end:
-                return  # a power cut took events of a topic that is not synced
+                return  # a power cut lost events of a topic that is not synced
             offset = self.chance.randint(max(history[-1], model.start), model.end)
             history.append(offset)
             self.doubt = True
@@ -230,7 +230,7 @@ class World:
         ]
         allowed = {number: Allowed(gone_until=least[number]) for number in range(len(self.partitions))}
         with self.faulty(process, -1, Allowed(), allowed):
-            for removal in process.upkeep.apply_retention(process.log.open_topic("t")):
+            for removal in process.maintenance.apply_retention(process.log.open_topic("t")):
                 model, history = self.partitions[removal.partition], self.committed[removal.partition]
                 assert removal.end <= max(least[removal.partition], removal.first)
                 model.remove_below(removal.end)
@@ -246,7 +246,7 @@ class World:
         if not self.topic.compact:
             return
         with self.faulty(process, -1, Allowed(), allowed):
-            process.upkeep.compact(process.log.open_topic("t"), eager=True)
+            process.maintenance.compact(process.log.open_topic("t"), eager=True)
             self.check_all(allowed)
             self._check_compacted(process)
 
@@ -256,12 +256,12 @@ class World:
             self.clock.jump(self.chance.choice((-60, 60, -5, 1440)) * MINUTE)
 
     def kill(self) -> None:
-        """Kill -9 one process; the other one and the machine go on."""
+        """Kill -9 one process; the other one and the machine continue."""
         index = self.chance.randrange(2)
         self._replace(self.processes[index])
 
     def restart(self) -> None:
-        """End a process in good order, and start another."""
+        """Close a process and start another."""
         process = self.any_process()
         self._leave(process)
         process.log.close()
@@ -295,7 +295,7 @@ class World:
     def faulty(
         self, process: Process, partition: int, allowed: Allowed, per_partition: dict[int, Allowed] | None = None
     ) -> Iterator[None]:
-        """Do something, one time in eight with a fault inside; then see what became of it."""
+        """Call a function, one time in eight with a fault, and compare afterwards."""
         if self.chance.random() > 0.125:
             yield
             return
@@ -336,7 +336,7 @@ class World:
     # -- comparison ----------------------------------------------------------------------------------------------
 
     def check_all(self, allowed: dict[int, Allowed] | None = None, *, tail: bool = False) -> None:
-        """Read every partition and compare; what was in doubt is known from then on.
+        """Read every partition and compare; the model then knows the outcome of unacknowledged sends.
 
         Args:
             allowed: What may be different, per partition.

@@ -1,4 +1,4 @@
-"""A clock that stands still and a log in a folder of the test's own."""
+"""A test clock, and a log in a temporary folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the log start from: small topics, rows, partitions, another process, a damaged file."""
+"""Fixtures of the log's tests: small topics, rows, partitions, another process, a damaged file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def declared(name: str = "orders", type_: object = ORDER, **options: Any) -> Top
 
 
 def rows_of(topic: Topic, values: Sequence[Any], **about: Any) -> WriteBatch:
-    """Values as columns of the topic's type; `about` goes to `WriteBatch`, with an empty envelope unless given."""
+    """Returns values as a batch of the topic's type; `about` are further fields of `WriteBatch`."""
     return WriteBatch(Codec(topic.schema).encode(values), topic.version, about.pop("envelope", {}), **about)
 
 
@@ -38,7 +38,7 @@ def row_of(topic: Topic, value: Any, **about: Any) -> PendingEvent:
 
 
 def tombstone(topic: Topic, key: str) -> WriteBatch:
-    """The row that deletes a key of a topic keyed by `id`."""
+    """Returns the row that deletes a key of a topic keyed by `id`."""
     columns = [pa.array([key if field.name == "id" else None], field.type) for field in topic.schema]
     schema = pa.schema([field.with_nullable(True) for field in topic.schema])
     values = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -46,7 +46,7 @@ def tombstone(topic: Topic, key: str) -> WriteBatch:
 
 
 def events(log: EventLog, name: str = "orders", partition: int = 0, offset: int = 0) -> list[Event]:
-    """All events of a partition from an offset on, read in small pieces."""
+    """Returns all events of a partition from an offset on, read in small chunks."""
     found: list[Event] = []
     end = log.ends(name)[partition].end
     while offset < end:
@@ -67,7 +67,7 @@ def part(*numbers: int, times: Sequence[int] | None = None, **about: Any) -> Wri
 
 
 def open_partition(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **options: Any) -> Partition:
-    """Partition 0 in a folder, as a process that starts now sees it."""
+    """Open partition 0 in a folder, as a new process would."""
     disk = disk or Disk()
     disk.make_folder(folder / "0")
     ends = StateFile(disk, folder / "ends")
@@ -75,7 +75,7 @@ def open_partition(folder: Path, clock: Clock | None = None, disk: Disk | None =
 
 
 def numbers_in(partition: Partition, offset: int = 0, max_bytes: int = 4096) -> list[int]:
-    """The numbers stored from an offset on; marks give none."""
+    """Returns the numbers stored from an offset on; idle markers have none."""
     found: list[int] = []
     while offset < partition.state().next_offset:
         for frame, data in partition.fetch(offset, max_bytes):
@@ -99,7 +99,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def in_another_process(code: str, *arguments: object) -> str:
-    """Run code in a new Python; what it prints. The arguments are `sys.argv[1:]`."""
+    """Run code in a new Python process and return what it prints; the arguments are `sys.argv[1:]`."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -107,7 +107,7 @@ def in_another_process(code: str, *arguments: object) -> str:
 
 
 def walked_frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
-    """All frames whose headers are walked over from now on."""
+    """Returns a list that collects every frame whose header is walked from now on."""
     walked: list[Frame] = []
     walk = Segment.walk
 

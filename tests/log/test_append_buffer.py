@@ -1,4 +1,4 @@
-"""The buffer in front of the append: who is taken, who is dropped, who waits, and that everyone is counted."""
+"""The append buffer: which entries are admitted, dropped or made to wait, and that each is counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.log.topic import WhenFull
 
 
 class Gate:
-    """A commit that waits to be let through, so that a test can fill the buffer behind it."""
+    """A commit that blocks until it is opened, so that a test can fill the buffer meanwhile."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -33,10 +33,10 @@ class Gate:
 
 
 class Crowd:
-    """Threads that send, and what became of each."""
+    """Threads that send, and the outcome of each."""
 
-    def __init__(self, door: AppendBuffer) -> None:
-        self.door = door
+    def __init__(self, append_buffer: AppendBuffer) -> None:
+        self.buffer = append_buffer
         self.threads: list[threading.Thread] = []
         self.results: dict[Any, PendingAppend | BaseException] = {}
 
@@ -46,13 +46,15 @@ class Crowd:
         thread = threading.Thread(target=self._send, args=(entry,))
         thread.start()
         self.threads.append(thread)
-        blocked = self.door.overload.when_full is WhenFull.WAIT and self.door.waiting_rows >= self.door.overload.events
-        while thread.is_alive() and not blocked and entry not in self.door._queue:
+        blocked = (
+            self.buffer.overload.when_full is WhenFull.WAIT and self.buffer.waiting_rows >= self.buffer.overload.events
+        )
+        while thread.is_alive() and not blocked and entry not in self.buffer._queue:
             thread.join(0.001)
 
     def _send(self, entry: PendingAppend) -> None:
         try:
-            self.results[entry.content] = self.door.append(entry)
+            self.results[entry.content] = self.buffer.append(entry)
         except BaseException as error:
             self.results[entry.content] = error
 
@@ -64,10 +66,10 @@ class Crowd:
 
 
 def filled(policy: Overload, contents: range) -> tuple[dict[Any, Any], Counter[str], Gate]:
-    """Send one event that the commit holds up, then these; what became of all, and the counts."""
+    """Send one event that blocks in the commit, then these; returns all outcomes and the counts."""
     gate, counts = Gate(), Counter[str]()
-    door = AppendBuffer(gate, policy, counts.update)
-    crowd = Crowd(door)
+    append_buffer = AppendBuffer(gate, policy, counts.update)
+    crowd = Crowd(append_buffer)
     crowd.threads.append(threading.Thread(target=crowd._send, args=(PendingAppend("first", 1),)))
     crowd.threads[0].start()
     gate.entered.acquire()
@@ -125,14 +127,14 @@ def test_a_buffer_without_second_choice_makes_senders_wait():
 
 def test_backpressure_refuses_after_its_timeout():
     gate, counts = Gate(), Counter[str]()
-    door = AppendBuffer(gate, backpressure(timedelta(milliseconds=20), events=2), counts.update)
-    crowd = Crowd(door)
+    append_buffer = AppendBuffer(gate, backpressure(timedelta(milliseconds=20), events=2), counts.update)
+    crowd = Crowd(append_buffer)
     crowd.threads.append(threading.Thread(target=crowd._send, args=(PendingAppend("first", 1),)))
     crowd.threads[0].start()
     gate.entered.acquire()
     crowd.send("second", rows=2)
     with pytest.raises(OverloadedError) as refused:
-        door.append(PendingAppend("third", 1))
+        append_buffer.append(PendingAppend("third", 1))
     assert refused.value.data == {"waiting": 2, "limit": 2}
     assert counts == {"refused": 1, "offered": 1}
     gate.open.set()
@@ -141,8 +143,8 @@ def test_backpressure_refuses_after_its_timeout():
 
 def test_one_entry_larger_than_the_buffer_is_taken_alone():
     results, _, _ = filled(drop("newest", events=2), range(0))
-    door = AppendBuffer(_succeed, drop("newest", events=2), lambda _: None)
-    assert door.append(PendingAppend("large", row_count=10)).outcome == "large"
+    append_buffer = AppendBuffer(_succeed, drop("newest", events=2), lambda _: None)
+    assert append_buffer.append(PendingAppend("large", row_count=10)).outcome == "large"
     assert results["first"].done
 
 
@@ -155,45 +157,53 @@ def test_everyone_in_a_failed_group_is_told():
     def fail(entries: list[PendingAppend]) -> None:
         raise DiskFullError("no space left")
 
-    door = AppendBuffer(fail, Overload(), lambda _: None)
+    append_buffer = AppendBuffer(fail, Overload(), lambda _: None)
     with pytest.raises(DiskFullError):
-        door.append(PendingAppend("a", 1))
-    entry = door.begin_append(PendingAppend("b", 1))
+        append_buffer.append(PendingAppend("a", 1))
+    entry = append_buffer.begin_append(PendingAppend("b", 1))
     with pytest.raises(DiskFullError):
-        door.await_append(entry)
-    door.close()
+        append_buffer.await_append(entry)
+    append_buffer.close()
 
 
 def test_put_comes_back_before_the_append():
     gate = Gate()
-    door = AppendBuffer(gate, Overload(), lambda _: None)
-    entries = [door.begin_append(PendingAppend(number, 1)) for number in range(50)]
+    append_buffer = AppendBuffer(gate, Overload(), lambda _: None)
+    entries = [append_buffer.begin_append(PendingAppend(number, 1)) for number in range(50)]
     gate.open.set()
     for entry in entries:
-        door.await_append(entry)
+        append_buffer.await_append(entry)
     assert [content for group in gate.groups for content in group] == list(range(50))
-    door.close()
+    append_buffer.close()
 
 
 def test_close_appends_what_still_waits():
     gate = Gate()
-    door = AppendBuffer(gate, Overload(), lambda _: None)
-    door.begin_append(PendingAppend("a", 1))
-    door.begin_append(PendingAppend("b", 1))
+    append_buffer = AppendBuffer(gate, Overload(), lambda _: None)
+    append_buffer.begin_append(PendingAppend("a", 1))
+    append_buffer.begin_append(PendingAppend("b", 1))
     threading.Timer(0.05, gate.open.set).start()
-    door.close()
+    append_buffer.close()
     assert sorted(content for group in gate.groups for content in group) == ["a", "b"]
 
 
-def test_a_closed_door_takes_nothing_more():
-    door = AppendBuffer(_succeed, Overload(), lambda _: None)
-    door.close()
-    with pytest.raises(UsageError, match="closed"):
-        door.begin_append(PendingAppend("late", 1))
+def test_a_closed_buffer_admits_nothing_more():
+    append_buffer = AppendBuffer(_succeed, Overload(), lambda _: None)
+    append_buffer.close()
+    with pytest.raises(UsageError):
+        append_buffer.begin_append(PendingAppend("late", 1))
+
+
+def test_a_sender_that_waited_for_space_is_refused_once_the_buffer_is_closed(monkeypatch):
+    append_buffer = AppendBuffer(_succeed, backpressure(events=1), lambda _: None)
+    append_buffer.waiting_rows = 1
+    monkeypatch.setattr(append_buffer, "_wait_for_space", lambda entry: append_buffer.close())
+    with pytest.raises(UsageError):
+        append_buffer.append(PendingAppend("late", 1))
 
 
 class Interposed(AppendBuffer):
-    """A door where something happens right after an entry was let in."""
+    """A buffer that calls a function right after it admitted an entry."""
 
     def __init__(self, policy: Overload, happens: Callable[[AppendBuffer], None]) -> None:
         super().__init__(_succeed, policy, lambda _: None)
@@ -210,16 +220,16 @@ class Interposed(AppendBuffer):
 def test_a_leader_that_is_dropped_before_it_leads_still_leads():
     others: list[Crowd] = []
 
-    def another_comes(door: AppendBuffer) -> None:
-        others.append(Crowd(door))
+    def another_comes(append_buffer: AppendBuffer) -> None:
+        others.append(Crowd(append_buffer))
         others[0].threads.append(threading.Thread(target=others[0]._send, args=(PendingAppend("newer", 1),)))
         others[0].threads[0].start()
         while not entry.done:  # dropped by the newer one
             others[0].threads[0].join(0.001)
 
     entry = PendingAppend("older", 1)
-    door = Interposed(drop("oldest", events=1), another_comes)
-    assert door.append(entry).dropped == "drop oldest"
+    append_buffer = Interposed(drop("oldest", events=1), another_comes)
+    assert append_buffer.append(entry).dropped == "drop oldest"
     newer = others[0].join()["newer"]
     assert isinstance(newer, PendingAppend)
     assert newer.outcome == "newer"
@@ -227,8 +237,8 @@ def test_a_leader_that_is_dropped_before_it_leads_still_leads():
 
 def test_a_sender_that_is_interrupted_does_not_hold_up_the_others():
     gate = Gate()
-    door = AppendBuffer(gate, Overload(), lambda _: None)
-    crowd = Crowd(door)
+    append_buffer = AppendBuffer(gate, Overload(), lambda _: None)
+    crowd = Crowd(append_buffer)
     crowd.threads.append(threading.Thread(target=crowd._send, args=(PendingAppend("first", 1),)))
     crowd.threads[0].start()
     gate.entered.acquire()
@@ -239,7 +249,7 @@ def test_a_sender_that_is_interrupted_does_not_hold_up_the_others():
 
     interrupted.wait = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        door.append(interrupted)
+        append_buffer.append(interrupted)
     crowd.send("after")
     gate.open.set()
     assert crowd.join()["after"].outcome == "after"  # type: ignore[union-attr]
@@ -248,8 +258,8 @@ def test_a_sender_that_is_interrupted_does_not_hold_up_the_others():
 
 def test_hundreds_of_senders_each_get_their_own_answer():
     counts = Counter[str]()
-    door = AppendBuffer(_succeed, drop("oldest", events=4), counts.update)
-    crowd = Crowd(door)
+    append_buffer = AppendBuffer(_succeed, drop("oldest", events=4), counts.update)
+    crowd = Crowd(append_buffer)
     for number in range(300):
         crowd.threads.append(threading.Thread(target=crowd._send, args=(PendingAppend(number, 1),)))
     for thread in crowd.threads:

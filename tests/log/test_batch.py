@@ -145,7 +145,7 @@ def test_each_row_may_have_its_own_sending_time(log):
     assert found == [1.0, 2.0, None]
 
 
-def test_a_mark_is_a_batch_without_rows(log):
+def test_an_idle_marker_is_a_batch_without_rows(log):
     log.create(declared())
     log.open_topic("orders").partitions[0].append_idle_marker(5)
     batch = log.fetch("orders", {0: 0})[0]

@@ -1,4 +1,4 @@
-"""Compaction against a plain dict of last values; survivors stay as they were; others go on meanwhile."""
+"""Compaction: compared with a dict of last values; survivors are unchanged; reads and appends continue."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_key_that_came_back_after_its_tombstone_is_kept(log, clock):
     assert table(events(log)) == {"a": 2, "b": 0}
 
 
-def test_time_marks_survive(log, clock):
+def test_idle_markers_survive(log, clock):
     topic = keyed(log, segment_size=1)
     send(log, topic, [("a", 1)])
     log.open_topic("orders").partitions[0].append_idle_marker(clock.micros() + 5)

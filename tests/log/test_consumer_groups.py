@@ -9,7 +9,15 @@ from datetime import timedelta
 
 import pytest
 
-from headwater.errors import BadNameError, DamagedError, FencedError, RefusedError, UnknownGroupError, UnknownTopicError
+from headwater.errors import (
+    BadNameError,
+    BadOffsetError,
+    DamagedError,
+    FencedError,
+    RefusedError,
+    UnknownGroupError,
+    UnknownTopicError,
+)
 from headwater.log import EventLog
 from tests.log.given import declared, flip, in_another_process, rows_of
 
@@ -189,8 +197,9 @@ def test_a_group_on_an_unknown_topic_leaves_nothing_behind(log, topic):
 
 
 def test_a_join_that_fails_leaves_no_member(log, topic):
-    with pytest.raises(Exception, match="beyond the end"):
+    with pytest.raises(BadOffsetError) as caught:
         log.groups.join("billing", "orders", start=999)
+    assert caught.value.data["offset"] == 999
     assert len(log.groups.join("billing", "orders").positions) == 4
 
 

@@ -1,4 +1,4 @@
-"""Who reads which partition: one owner, balanced, few moves."""
+"""Assignment of partitions: one owner each, balanced, few moves."""
 
 from __future__ import annotations
 

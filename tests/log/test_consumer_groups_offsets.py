@@ -73,7 +73,7 @@ def test_settled_offsets_are_in_a_new_file(offsets):
 
 def test_a_damaged_file_can_be_given_up(offsets):
     offsets.path.write_bytes(b"x")
-    offsets.remove()
+    offsets.path.unlink()
     offsets.sync()
     offsets.create({0: 0}, now=1)
     assert offsets.read() == {0: 0}

@@ -1,4 +1,4 @@
-"""The embedded log: topics made, evolved, refused; found by time; shared by processes."""
+"""The embedded log: topics are created, changed and refused; offsets are found by time; processes share it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headwater.errors import (
     UnknownTopicError,
 )
 from headwater.events import ManualClock
-from headwater.log import EventLog, Retention, drop
+from headwater.log import EventLog, FileNotifier, Retention, drop
 from headwater.log.storage import Disk
 from tests.log.given import amounts, declared, events, in_another_process, row_of, rows_of
 
@@ -316,6 +316,19 @@ def test_a_closed_log_has_appended_what_waited(log):
     log.close()
     with EventLog(log.folder) as again:
         assert amounts(again) == list(range(20))
+
+
+def test_fetch_sees_an_append_just_before_it_watches(log, monkeypatch):
+    topic = log.create(declared())
+    watch = log.watch
+
+    def append_then_watch(name):
+        log.append("orders", rows_of(topic, [{"amount": 1}]))
+        return watch(name)
+
+    monkeypatch.setattr(log, "watch", append_then_watch)
+    monkeypatch.setattr(FileNotifier, "wait", lambda *_: pytest.fail("waits although an event is there"))
+    assert [batch.values.num_rows for batch in log.fetch("orders", {0: 0}, timeout=5)] == [1]
 
 
 def test_closing_gives_the_files_back(tmp_path):

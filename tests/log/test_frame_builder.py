@@ -1,4 +1,4 @@
-"""From parts to frames: offsets, event time, repeated sends."""
+"""From write batches to frames: offsets, event time, repeated sends."""
 
 from __future__ import annotations
 

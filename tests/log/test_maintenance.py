@@ -1,4 +1,4 @@
-"""Upkeep: time marks for quiet partitions, and one bad topic does not stop the others."""
+"""Maintenance: idle markers, and one failing topic does not stop the others."""
 
 from __future__ import annotations
 
@@ -21,92 +21,92 @@ def filled(log, partitions: int = 1, **options):
     return topic
 
 
-def after(upkeep: Maintenance, clock: ManualClock, log: EventLog, seconds: int) -> list[int]:
-    """Seconds at which partition 0 got marks, with upkeep once a second."""
+def after(maintenance: Maintenance, clock: ManualClock, log: EventLog, seconds: int) -> list[int]:
+    """Returns the seconds at which partition 0 got markers, with maintenance once a second."""
     marked = []
     for second in range(1, seconds + 1):
         clock.advance("1 second")
         before = log.ends("orders")[0].end
-        upkeep.run_once()
+        maintenance.run_once()
         if log.ends("orders")[0].end > before:
             marked.append(second)
     return marked
 
 
-def test_a_quiet_partition_is_marked_at_growing_intervals(log, clock):
+def test_an_idle_partition_gets_markers_at_growing_intervals(log, clock):
     filled(log)
-    upkeep = Maintenance(log)
-    upkeep.run_once()
-    assert after(upkeep, clock, log, 200) == [10, 10 + 20, 10 + 20 + 40, 10 + 20 + 40 + 80]
+    maintenance = Maintenance(log)
+    maintenance.run_once()
+    assert after(maintenance, clock, log, 200) == [10, 10 + 20, 10 + 20 + 40, 10 + 20 + 40 + 80]
 
 
-def test_marks_move_event_time_as_fast_as_the_clock(log, clock):
+def test_markers_move_event_time_as_fast_as_the_clock(log, clock):
     filled(log)
     start = log.ends("orders")[0].max_event_time
-    upkeep = Maintenance(log)
-    upkeep.run_once()
-    after(upkeep, clock, log, 70)
+    maintenance = Maintenance(log)
+    maintenance.run_once()
+    after(maintenance, clock, log, 70)
     assert log.ends("orders")[0].max_event_time == start + 70 * SECOND
 
 
 def test_intervals_grow_up_to_an_hour(log, clock):
     filled(log)
-    upkeep = Maintenance(log)
-    upkeep.run_once()
+    maintenance = Maintenance(log)
+    maintenance.run_once()
     hours = []
     for _ in range(14):
         before = log.ends("orders")[0].end
         clock.advance("1 hour")
-        upkeep.run_once()
+        maintenance.run_once()
         hours.append(log.ends("orders")[0].end - before)
     assert hours == [1] * 14
     clock.advance("59 minutes")
     end = log.ends("orders")[0].end
-    upkeep.run_once()
+    maintenance.run_once()
     assert log.ends("orders")[0].end == end
 
 
 def test_an_event_starts_the_wait_anew(log, clock):
     topic = filled(log)
-    upkeep = Maintenance(log)
-    upkeep.run_once()
-    assert after(upkeep, clock, log, 9) == []
+    maintenance = Maintenance(log)
+    maintenance.run_once()
+    assert after(maintenance, clock, log, 9) == []
     log.append("orders", rows_of(topic, [{"id": "b", "at": clock.now()}]))
-    upkeep.run_once()
-    assert after(upkeep, clock, log, 31) == [10, 30]
+    maintenance.run_once()
+    assert after(maintenance, clock, log, 31) == [10, 30]
 
 
-def test_a_busy_partition_gets_no_marks(log, clock):
+def test_a_busy_partition_gets_no_markers(log, clock):
     topic = filled(log)
-    upkeep = Maintenance(log)
+    maintenance = Maintenance(log)
     for _ in range(30):
         log.append("orders", rows_of(topic, [{"id": "a", "at": clock.now()}]))
         clock.advance("5 seconds")
-        upkeep.run_once()
+        maintenance.run_once()
     assert log.ends("orders")[0].end == 31
 
 
-def test_an_empty_topic_gets_no_marks(log, clock):
+def test_an_empty_topic_gets_no_markers(log, clock):
     log.create(declared(partitions=2, idle="10 seconds"))
-    upkeep = Maintenance(log)
+    maintenance = Maintenance(log)
     for _ in range(10):
-        upkeep.run_once()
+        maintenance.run_once()
         clock.advance("1 minute")
     assert [part.end for part in log.ends("orders")] == [0, 0]
 
 
 def test_an_empty_partition_follows_the_others(log, clock):
     filled(log, partitions=3)
-    upkeep = Maintenance(log)
-    upkeep.run_once()
+    maintenance = Maintenance(log)
+    maintenance.run_once()
     clock.advance("10 seconds")
     furthest = log.ends("orders")[0].max_event_time
-    upkeep.run_once()
+    maintenance.run_once()
     assert [part.max_event_time for part in log.ends("orders")] == [furthest + 10 * SECOND, furthest, furthest]
 
 
 class Jumping(ManualClock):
-    """A clock whose hands can be set while no time passes."""
+    """A clock whose wall time can jump while the monotonic time stands still."""
 
     jump = timedelta()
 
@@ -120,22 +120,22 @@ def test_a_jump_of_the_wall_clock_moves_no_event_time(tmp_path, days):
     with EventLog(tmp_path, clock=clock) as log:
         filled(log)
         before = log.ends("orders")[0]
-        upkeep = Maintenance(log)
-        upkeep.run_once()
+        maintenance = Maintenance(log)
+        maintenance.run_once()
         clock.jump = timedelta(days=days)
-        upkeep.run_once()
+        maintenance.run_once()
         assert log.ends("orders")[0] == before
         clock.advance("10 seconds")
-        upkeep.run_once()
+        maintenance.run_once()
         assert log.ends("orders")[0].max_event_time == before.max_event_time + 10 * SECOND
 
 
-def test_marks_are_no_events_and_make_none_late(log, clock):
+def test_markers_are_no_events_and_make_none_late(log, clock):
     topic = filled(log)
-    upkeep = Maintenance(log)
-    upkeep.run_once()
+    maintenance = Maintenance(log)
+    maintenance.run_once()
     clock.advance("10 seconds")
-    upkeep.run_once()
+    maintenance.run_once()
     log.append("orders", rows_of(topic, [{"id": "b", "at": clock.now()}]))
     found = events(log)
     assert [(event.offset, event.late) for event in found] == [(0, False), (2, False)]
@@ -143,13 +143,13 @@ def test_marks_are_no_events_and_make_none_late(log, clock):
 
 def test_settings_changed_by_another_process_are_used(log, clock):
     filled(log)
-    upkeep = Maintenance(log)
-    upkeep.run_once()
+    maintenance = Maintenance(log)
+    maintenance.run_once()
     with EventLog(log.folder, clock=clock) as other:
         other.create(declared(time="at", idle="1 hour"))
     clock.advance("1 second")
     topic = log.open_topic("orders")
-    upkeep.run_once()
+    maintenance.run_once()
     assert topic.definition.idle == timedelta(hours=1)
 
 
@@ -171,19 +171,19 @@ def test_a_fault_of_one_topic_does_not_stop_the_others(log, caplog, error, logge
 
 def test_the_thread_works_until_it_is_stopped(log, monkeypatch):
     filled(log)
-    upkeep = Maintenance(log)
+    maintenance = Maintenance(log)
     worked = threading.Event()
-    monkeypatch.setattr(upkeep, "append_idle_markers", lambda topic: worked.set())
-    monkeypatch.setattr(upkeep._stopped, "wait", lambda _: upkeep._stopped.is_set())
-    upkeep.start()
+    monkeypatch.setattr(maintenance, "append_idle_markers", lambda topic: worked.set())
+    monkeypatch.setattr(maintenance._stopped, "wait", lambda _: maintenance._stopped.is_set())
+    maintenance.start()
     assert worked.wait(30)
-    upkeep.stop()
-    assert upkeep._thread is not None
-    assert not upkeep._thread.is_alive()
+    maintenance.stop()
+    assert maintenance._thread is not None
+    assert not maintenance._thread.is_alive()
 
 
 def test_the_thread_tidies_once_a_minute(log, clock, monkeypatch):
-    upkeep = Maintenance(log)
+    maintenance = Maintenance(log)
     called: list[str] = []
     pauses = iter([False] * 3 + [True])
 
@@ -191,72 +191,72 @@ def test_the_thread_tidies_once_a_minute(log, clock, monkeypatch):
         clock.advance("30 seconds")
         return next(pauses)
 
-    monkeypatch.setattr(upkeep, "for_each_topic", lambda work: called.append(work.__name__))
-    monkeypatch.setattr(upkeep._stopped, "wait", pause)
-    upkeep._run()
+    monkeypatch.setattr(maintenance, "for_each_topic", lambda work: called.append(work.__name__))
+    monkeypatch.setattr(maintenance._stopped, "wait", pause)
+    maintenance._run()
     assert called == ["append_idle_markers", "append_idle_markers", "apply_retention", "compact", "append_idle_markers"]
 
 
 def test_a_stop_before_the_start_ends_the_loop_at_once(log):
-    upkeep = Maintenance(log)
-    upkeep.stop()
-    upkeep.start()
-    upkeep._thread.join(timeout=10)
-    assert not upkeep._thread.is_alive()
+    maintenance = Maintenance(log)
+    maintenance.stop()
+    maintenance.start()
+    maintenance._thread.join(timeout=10)
+    assert not maintenance._thread.is_alive()
 
 
-def test_a_quiet_table_is_known_up_to_the_present(log, clock):
+def test_an_idle_table_is_known_up_to_the_present(log, clock):
     prices = log.create(declared("prices", "id int, since timestamp", key="id", time="since", compact=True))
     log.create(declared("never", "id int", key="id", compact=True))
     long_ago = clock.now() - timedelta(days=2000)
     log.append("prices", rows_of(prices, [{"id": 1, "since": long_ago}], partition=0))
-    orders, upkeep = filled(log), Maintenance(log)
+    orders, maintenance = filled(log), Maintenance(log)
     for _ in range(4):  # steadily, not at growing intervals, as long as events come
-        upkeep.run_once()
+        maintenance.run_once()
         clock.advance("31 seconds")
         log.append("orders", rows_of(orders, [{"id": "a", "at": clock.now()}], partition=0))
-    upkeep.run_once()
+    maintenance.run_once()
     assert [log.ends(topic)[0].max_event_time for topic in ("prices", "never")] == [clock.micros()] * 2
 
 
-def test_a_quiet_topic_of_changes_is_known_up_to_the_present(log, clock):
+def test_an_idle_topic_of_changes_is_known_up_to_the_present(log, clock):
     raw = log.create(declared("raw", changes("id int"), time="at"))
     long_ago = clock.now() - timedelta(days=2000)
     log.append("raw", rows_of(raw, [{"op": "insert", "after": {"id": 1}, "at": long_ago}], partition=0))
-    upkeep = Maintenance(log)
-    upkeep.run_once()
+    maintenance = Maintenance(log)
+    maintenance.run_once()
     clock.advance("31 seconds")
-    upkeep.run_once()
+    maintenance.run_once()
     assert log.ends("raw")[0].max_event_time == clock.micros()
 
 
-def marks(upkeep: Maintenance, clock: ManualClock, log: EventLog, minutes: int, each=lambda minute: None) -> int:
-    """How many marks the table gets, with upkeep every five seconds."""
+def markers(maintenance: Maintenance, clock: ManualClock, log: EventLog, minutes: int, each=lambda minute: None) -> int:
+    """How many markers the table gets, with maintenance every five seconds."""
     before = log.ends("prices")[0].end
     for second in range(0, minutes * 60, 5):
         clock.advance("5 seconds")
         if second % 60 == 0:
             each(second // 60)
-        upkeep.run_once()
+        maintenance.run_once()
     return log.ends("prices")[0].end - before
 
 
 def test_a_table_for_which_nobody_waits_costs_nothing(log, clock):
     log.create(declared("prices", "id int, since timestamp", key="id", time="since", compact=True))
     topic = filled(log)
-    upkeep = Maintenance(log)
-    upkeep.run_once()
-    assert marks(upkeep, clock, log, 12 * 60) < 40  # 1,440 of 30 seconds each
+    maintenance = Maintenance(log)
+    maintenance.run_once()
+    assert markers(maintenance, clock, log, 12 * 60) < 40  # 1,440 of 30 seconds each
 
     def event(minute: int) -> None:
         if minute < 5:
             log.append("orders", rows_of(topic, [{"id": "a", "at": clock.now()}], partition=0))
 
-    moving = marks(upkeep, clock, log, 5, event)
+    moving = markers(maintenance, clock, log, 5, event)
     assert moving >= 8
     event(0)
     newest = log.ends("orders")[0].max_event_time
     for _ in range(9):  # the idle time, and the table's lateness of ten seconds behind it
         clock.advance("5 seconds")
-        upkeep.run_once()
+        maintenance.run_once()
     assert log.ends("prices")[0].max_event_time >= newest + 10 * SECOND

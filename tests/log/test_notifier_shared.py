@@ -1,4 +1,4 @@
-"""One watch for all threads of a process: each hears every ring, whoever listens."""
+"""One watch for all threads of a process: each gets every notification, whichever thread listens."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from headwater.log.notifier import SharedNotifier
 
 
 @pytest.fixture
-def bell(tmp_path):
-    bell = SharedNotifier(tmp_path / "bell")
-    yield bell
-    bell.close()
+def notifier(tmp_path):
+    notifier = SharedNotifier(tmp_path / "notifier")
+    yield notifier
+    notifier.close()
 
 
-def waiting(bell: SharedNotifier, number: int, timeout: float) -> tuple[list[threading.Thread], list[bool]]:
-    """So many threads that wait, each with a timer of its own."""
+def waiting(notifier: SharedNotifier, number: int, timeout: float) -> tuple[list[threading.Thread], list[bool]]:
+    """Start `number` threads that wait, each with its own timeout."""
     outcomes: list[bool] = []
-    heard = bell.generation()
+    heard = notifier.generation()
     threads = [
-        threading.Thread(target=lambda at=at: outcomes.append(bell.wait(heard, timeout + at))) for at in range(number)
+        threading.Thread(target=lambda at=at: outcomes.append(notifier.wait(heard, timeout + at)))
+        for at in range(number)
     ]
     for thread in threads:
         thread.start()
@@ -34,41 +35,41 @@ def joined(threads: list[threading.Thread]) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-def test_one_ring_wakes_all_threads(bell):
-    threads, outcomes = waiting(bell, 5, 10_000)
-    bell.notify()
+def test_one_notification_wakes_all_threads(notifier):
+    threads, outcomes = waiting(notifier, 5, 10_000)
+    notifier.notify()
     assert joined(threads)
     assert outcomes == [True] * 5
 
 
-def test_another_listens_when_the_one_who_did_has_waited_long_enough(bell):
-    first, early = waiting(bell, 1, 0.2)
-    others, late = waiting(bell, 3, 10_000)
+def test_another_thread_listens_when_the_listener_times_out(notifier):
+    first, early = waiting(notifier, 1, 0.2)
+    others, late = waiting(notifier, 3, 10_000)
     assert joined(first)
     assert early == [False]
-    bell.notify()
+    notifier.notify()
     assert joined(others)
     assert late == [True] * 3
 
 
-def test_a_ring_between_looking_and_waiting_is_not_lost(bell):
-    heard = bell.generation()
-    bell.notify()
-    assert bell.wait(heard, 10_000)
-    assert not bell.wait(bell.generation(), 0)
+def test_a_notification_between_check_and_wait_is_not_lost(notifier):
+    heard = notifier.generation()
+    notifier.notify()
+    assert notifier.wait(heard, 10_000)
+    assert not notifier.wait(notifier.generation(), 0)
 
 
-def test_a_ring_that_another_thread_has_heard_is_not_lost_either(bell):
-    heard = bell.generation()
-    bell.notify()
-    assert bell.wait(heard, 10_000)
-    assert bell.wait(heard, 10_000)  # looked before that ring, waits after it
+def test_a_notification_that_another_thread_got_is_not_lost(notifier):
+    heard = notifier.generation()
+    notifier.notify()
+    assert notifier.wait(heard, 10_000)
+    assert notifier.wait(heard, 10_000)  # its generation is older than the notification
 
 
-def test_closing_lets_everybody_go(tmp_path):
-    bell = SharedNotifier(tmp_path / "bell")
-    threads, outcomes = waiting(bell, 4, 10_000)
-    bell.close()
+def test_close_releases_all_waiters(tmp_path):
+    notifier = SharedNotifier(tmp_path / "notifier")
+    threads, outcomes = waiting(notifier, 4, 10_000)
+    notifier.close()
     assert joined(threads)
     assert len(outcomes) == 4
-    bell.close()
+    notifier.close()

@@ -28,16 +28,18 @@ def test_a_schema_is_read_back(tmp_path):
 def test_a_schema_that_cannot_be_read_is_named(tmp_path, data):
     if data is not None:
         (tmp_path / schema_file_name(1)).write_bytes(data)
-    with pytest.raises(DamagedError, match=r"schema-0001\.arrow"):
+    with pytest.raises(DamagedError) as caught:
         load_schema(Disk(), tmp_path, 1)
+    assert caught.value.detail.startswith(str(tmp_path / "schema-0001.arrow"))
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b"{", b'{"name": "t"}', b'{"name": 7, "version": 1, "partitions": 1}']
 )
 def test_a_definition_that_cannot_be_read_is_named(tmp_path, data):
-    with pytest.raises(DamagedError, match=r"topic\.json"):
+    with pytest.raises(DamagedError) as caught:
         parse_definition(tmp_path / "topic.json", data)
+    assert caught.value.data == {"topic": tmp_path.name}
 
 
 def test_a_topic_that_lost_its_definition_keeps_the_history_of_its_type(tmp_path):

@@ -155,7 +155,7 @@ def test_two_processes_and_two_threads_share_a_partition(tmp_path):
     assert [number for number in found if number >= 1000] == list(range(1000, 1020))
 
 
-def test_a_mark_takes_an_offset_and_raises_the_event_time(tmp_path):
+def test_an_idle_marker_takes_an_offset_and_raises_the_event_time(tmp_path):
     partition = open_partition(tmp_path)
     partition.append([part(1, times=[50])])
     partition.append_idle_marker(70)
@@ -164,7 +164,7 @@ def test_a_mark_takes_an_offset_and_raises_the_event_time(tmp_path):
     assert numbers_in(partition) == [1]
 
 
-def test_a_mark_is_no_arrival(tmp_path):
+def test_an_idle_marker_is_no_arrival(tmp_path):
     clock = ManualClock()
     partition = open_partition(tmp_path, clock)
     partition.append([part(1)])

@@ -1,4 +1,4 @@
-"""The shared file of ends: slots apart from each other, and a damaged one is none."""
+"""The shared file of partition states: slots are independent, and a damaged one reads as none."""
 
 from __future__ import annotations
 

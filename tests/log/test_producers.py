@@ -1,4 +1,4 @@
-"""What a partition remembers of producers."""
+"""The producer state of a partition."""
 
 from __future__ import annotations
 

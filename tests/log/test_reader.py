@@ -1,4 +1,4 @@
-"""Readers over several partitions, to some offsets or for ever."""
+"""Readers over several partitions, up to given offsets or without an end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_reader_without_stops_goes_on_with_what_comes(log, topic):
     reader.close()
 
 
-def test_time_marks_move_the_position(log, topic):
+def test_idle_markers_move_the_position(log, topic):
     log.open_topic("orders").partitions[1].append_idle_marker(5)
     reader = TopicReader(log, "orders", {1: 25}, stops={1: 26})
     assert [batch.values.num_rows for batch in reader] == [0]

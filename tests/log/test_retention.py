@@ -37,7 +37,7 @@ def test_what_is_too_old_goes(log, clock):
     assert (log.ends("orders")[0].start, log.ends("orders")[0].end) == (6, 10)
 
 
-def test_all_of_a_quiet_partition_goes_in_the_end(log, clock):
+def test_all_of_an_idle_partition_goes_in_the_end(log, clock):
     topic = filled(log, clock, Retention.of("4 days"), days=3)
     clock.advance("30 days")
     retain(log)
@@ -46,12 +46,12 @@ def test_all_of_a_quiet_partition_goes_in_the_end(log, clock):
     assert amounts(log, offset=3) == [3]
 
 
-def test_time_marks_do_not_keep_old_events(log, clock):
+def test_idle_markers_do_not_keep_old_events(log, clock):
     filled(log, clock, Retention.of("4 days"), days=1)
-    upkeep = Maintenance(log)
+    maintenance = Maintenance(log)
     for _ in range(24 * 6):
         clock.advance("1 hour")
-        upkeep.run_once()
+        maintenance.run_once()
     assert log.ends("orders")[0].start >= 1
 
 

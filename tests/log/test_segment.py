@@ -1,4 +1,4 @@
-"""Segments: a head, frames one after another, and an error where a checksum fails."""
+"""Segments: a header, frames one after another, and an error where a checksum does not match."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_other_files_are_no_segments(name):
     assert parse_base_offset(name) is None
 
 
-def test_head_comes_back_after_reopening(tmp_path):
+def test_header_comes_back_after_reopening(tmp_path):
     head = SegmentHeader(covers_until=9, previous=(1, 2, 3), producers={"till-7": (0, 4, 10, 5, 99)})
     written(tmp_path, [], head)
     frame, found = Segment(Disk(), tmp_path, 0).header()
@@ -45,7 +45,7 @@ def test_head_comes_back_after_reopening(tmp_path):
     assert (frame.kind, frame.max_event_time_before, frame.max_event_time) == (FrameKind.SEGMENT_HEADER, 5, 5)
 
 
-def test_head_larger_than_one_read_comes_back(tmp_path):
+def test_header_larger_than_one_read_comes_back(tmp_path):
     producers = {f"till-{number}": (number, number, number, 1, 0) for number in range(500)}
     written(tmp_path, [], SegmentHeader(producers=producers))
     assert Segment(Disk(), tmp_path, 0).header()[1].producers == producers
@@ -57,14 +57,14 @@ def test_new_segment_has_its_name_only_when_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000007.new"]
 
 
-def test_head_of_a_newer_format_is_refused(tmp_path):
+def test_header_of_a_newer_format_is_refused(tmp_path):
     written(tmp_path, [], SegmentHeader(format=99))
     with pytest.raises(NewerFormatError):
         Segment(Disk(), tmp_path, 0).header()
 
 
 @pytest.mark.parametrize("position", [3, 20, HEADER_SIZE + 1])
-def test_damaged_head_is_an_error(tmp_path, position):
+def test_damaged_header_is_an_error(tmp_path, position):
     segment, _ = written(tmp_path, [])
     flip(segment.path, position)
     with pytest.raises(DamagedError) as caught:
@@ -186,7 +186,7 @@ def test_threads_that_open_a_segment_together_share_one_file(tmp_path):
     assert (len(set(handles)), disk.opened) == (1, 1)
 
 
-def test_a_walk_leaves_landmarks_from_which_a_later_one_can_begin(tmp_path):
+def test_a_walk_leaves_index_entries_for_a_later_one(tmp_path):
     segment, length = written(tmp_path, [frame_bytes(offset) for offset in range(4_000)])
     assert segment.find_index_entry(3_999) == (0, 0)
     starts = {frame.base_offset: frame.position for frame in segment.walk(0, length)}

@@ -1,4 +1,4 @@
-"""The segment files of a partition: which there are, how many bytes of each count, how many are open."""
+"""The segment files of a partition: the listing, the valid length of each, and how many are open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions of topics: what may be written, and which names are safe."""
+"""Definitions of topics: valid options and safe names."""
 
 from __future__ import annotations
 

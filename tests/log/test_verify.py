@@ -1,4 +1,4 @@
-"""Verify reads every byte and says what is wrong."""
+"""Verification reads every byte and reports each fault."""
 
 from __future__ import annotations
 

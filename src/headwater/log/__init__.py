@@ -1,6 +1,6 @@
-"""The event log: topics of partitions of segments, read by offset, shared by several processes.
+"""The event log: topics with partitions, read by offset, shared by several processes.
 
-Typed rows come in through an append buffer with an overload policy. Batches from any offset go out, and
+Typed rows come in through an append buffer with an overload policy. Batches are read from any offset, and
 waiters report new ones. Consumer groups, retention, compaction and idle markers belong here too. Enter at
 `EventLog` (event_log.py) for a folder, `HttpLog` (http) for a node, and `KafkaLog` (kafka) for Kafka;
 protocol.py declares what they share.

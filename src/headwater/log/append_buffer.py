@@ -14,7 +14,6 @@ import contextlib
 import logging
 import struct
 import threading
-import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
@@ -101,7 +100,8 @@ def _make_acquired_lock() -> threading.Lock:
 class PendingAppend:
     """Rows that wait for their append, and later its outcome.
 
-    The commit function sets `outcome` or `error`. `awaited` means that the sending thread waits and can lead.
+    The commit function sets `outcome` or `error`; `dropped` is the overload policy that dropped the rows. `awaited`
+    means that the sending thread waits and can lead.
     """
 
     content: Any
@@ -192,9 +192,10 @@ class AppendBuffer:
     def _enqueue(self, entry: PendingAppend) -> bool | None:
         """Admit or drop the entry. True: the caller leads; False: it follows; None: the entry was dropped."""
         with self._lock:
-            if self._closed:
+            admitted = self._closed or self._admit(entry)
+            if self._closed:  # perhaps while the entry waited for space
                 raise UsageError("the log is closed", fix="hw.connect(...) again")
-            if not self._admit(entry):
+            if not admitted:
                 entry.done = True
                 return None
             self._queue.append(entry)
@@ -208,13 +209,13 @@ class AppendBuffer:
             self._sample_count += 1
             if self._sample_count % policy.one_in:
                 return self._drop(entry)
-        if not self.waiting_rows or self.waiting_rows + entry.row_count <= policy.events:
+        if self._fits(entry):
             return True
         if policy.when_full is WhenFull.WAIT:
             self._wait_for_space(entry)
             return True
         if policy.when_full is WhenFull.DROP_OLDEST:
-            while self._queue and self.waiting_rows + entry.row_count > policy.events:
+            while not self._fits(entry):
                 oldest = self._queue.popleft()
                 self.waiting_rows -= oldest.row_count
                 self._drop(oldest)
@@ -232,21 +233,22 @@ class AppendBuffer:
 
     def _wait_for_space(self, entry: PendingAppend) -> None:
         limit = self.overload.timeout
-        deadline = None if limit is None else time.monotonic() + limit.total_seconds()
-        while self.waiting_rows and self.waiting_rows + entry.row_count > self.overload.events:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                self._count({"refused": entry.row_count, "offered": entry.row_count})
-                raise OverloadedError(
-                    f"{self.waiting_rows:,} events wait already and the buffer holds {self.overload.events:,}",
-                    detail="the topic's overload policy is backpressure; nothing of this call was appended",
-                    fix="send again later, or choose another policy: overload=hw.drop()",
-                    waiting=self.waiting_rows,
-                    limit=self.overload.events,
-                )
-            self._not_full.wait(left)
+        if not self._not_full.wait_for(lambda: self._fits(entry), None if limit is None else limit.total_seconds()):
+            self._count({"refused": entry.row_count, "offered": entry.row_count})
+            raise OverloadedError(
+                f"{self.waiting_rows:,} events wait already and the buffer holds {self.overload.events:,}",
+                detail="the topic's overload policy is backpressure; nothing of this call was appended",
+                fix="send again later, or choose another policy: overload=hw.drop()",
+                waiting=self.waiting_rows,
+                limit=self.overload.events,
+            )
+
+    def _fits(self, entry: PendingAppend) -> bool:
+        """Whether there is space; an empty buffer admits an entry of any size."""
+        return not self.waiting_rows or self.waiting_rows + entry.row_count <= self.overload.events
 
     def _commit_group(self) -> None:
+        # The queue is swapped under the lock and committed without it, so the next group gathers meanwhile.
         with self._lock:
             group, self._queue = list(self._queue), deque()
             self.waiting_rows, self._next_leader = 0, None
@@ -257,7 +259,7 @@ class AppendBuffer:
         except BaseException as error:
             for entry in group:
                 entry.error = entry.error or error
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception):  # Ctrl-C ends the leader; its group has the error already
                 raise
         finally:
             self._pass_leadership(group)
@@ -295,7 +297,7 @@ class AppendBuffer:
     def close(self) -> None:
         """Append the remaining entries, then stop the buffer's thread."""
         with self._not_full:
-            while self._has_leader:
+            while self._has_leader:  # as long as entries wait or are being committed
                 self._not_full.wait()
             self._closed = True
         self._thread_signal.release()

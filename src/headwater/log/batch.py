@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -100,6 +100,7 @@ class LogBatch:
         allowed = (self.topic.lateness if lateness is None else lateness) // _MICROSECOND
         if self.frame.lowest >= self.frame.max_event_time - allowed:  # no row can be late
             return np.zeros(self.values.num_rows, bool)
+        # The lower bound keeps `LOWEST_TIME` minus the lateness within 64 bits.
         late: npt.NDArray[np.bool_] = self.event_times < np.maximum(self.max_event_times, allowed - 2**62) - allowed
         return late
 
@@ -107,9 +108,7 @@ class LogBatch:
     def tombstones(self) -> npt.NDArray[np.bool_]:
         """Which rows are tombstones."""
         column = self.envelope.get("_hw.deleted")
-        if column is None:
-            return np.zeros(self.values.num_rows, bool)
-        return np.array(column.fill_null(False).to_pylist(), bool)
+        return self._flags(None if column is None else column.fill_null(False))
 
     @cached_property
     def bad(self) -> npt.NDArray[np.bool_]:
@@ -118,9 +117,7 @@ class LogBatch:
         Only Kafka topics with foreign writers have such rows; the embedded log rejects them.
         """
         column = self.envelope.get("_hw.error")
-        if column is None:
-            return np.zeros(self.values.num_rows, bool)
-        return np.array(column.is_valid().to_pylist(), bool)
+        return self._flags(None if column is None else column.is_valid())
 
     @cached_property
     def key_bytes(self) -> pa.Array | None:
@@ -139,6 +136,7 @@ class LogBatch:
         """Returns the rows where the mask is true, each with its own offset and times."""
         keep = flags_column(mask)
         sent = self.send_times
+        # What the header says of the whole frame is stored per row: it cannot be computed from a part of the rows.
         whole = {
             **self.envelope,
             **({} if sent is None else {"_hw.sent_at": sent}),
@@ -200,10 +198,12 @@ class LogBatch:
         values = values_of(column)
         return values if default is None else [value or default() for value in values]
 
-    def _column(self, name: str, compute: Any) -> Times:
+    def _flags(self, column: pa.Array | None) -> npt.NDArray[np.bool_]:
+        return np.zeros(self.values.num_rows, bool) if column is None else np.array(column.to_pylist(), bool)
+
+    def _column(self, name: str, compute: Callable[[], Times]) -> Times:
         column = self.envelope.get(name)
-        found: Times = compute() if column is None else integers_of(column)
-        return found
+        return compute() if column is None else integers_of(column)
 
 
 def _decode_key(key: bytes | None) -> str | bytes | None:

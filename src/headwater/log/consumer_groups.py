@@ -4,8 +4,8 @@
 process dies, and closing the file wakes the other members. A member that does not `sync` within its session
 timeout is expelled, and its commits are refused.
 
-`Assignment` is the state of a group as pure data. A partition has one owner. When it moves, the owner keeps
-it until it has released it (or is gone), so two members never read one partition at the same time.
+`Assignment` is the state of a group as pure data. A partition has one owner. When it moves, the old owner
+keeps it until it releases it or is gone, so two members never read one partition at the same time.
 
 `OffsetFile` holds the committed offsets of a group on a topic: two records per partition, of which the
 newer valid one counts. A commit overwrites the older record and is not synced; a power cut can lose it,
@@ -21,8 +21,10 @@ import os
 import struct
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,9 +41,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Assignment", "FolderGroups", "GroupState", "Membership", "OffsetFile"]
 
+logger = logging.getLogger("headwater.log")
+_RECORD = struct.Struct("<IQqq")  # checksum, number, offset, time
+_SECTOR = 512  # bytes; a torn write damages one of a partition's two records, never both
+_HEARTBEAT = struct.Struct("<dd")  # monotonic time and session timeout, in seconds
+
 
 class Assignment(msgspec.Struct):
-    """The members of a group in join order, the owner of each partition, and its next owner."""
+    """The members of a group in join order, the owner of each partition, and the next owner (`heirs`) if it moves."""
 
     generation: int = 0
     members: list[str] = []
@@ -93,23 +100,15 @@ class Assignment(msgspec.Struct):
             self.owners = {}
             return
         least, extra = divmod(partitions, len(self.members))
-        wanted: dict[int, str] = {}
-        for index, member in enumerate(self.members):
-            quota = least + (index < extra)
-            for partition in self.partitions_of(member)[:quota]:
-                wanted[partition] = member
-        free = iter(p for p in range(partitions) if p not in wanted)
-        for index, member in enumerate(self.members):
-            quota = least + (index < extra) - sum(owner == member for owner in wanted.values())
-            for _ in range(quota):
-                wanted[next(free)] = member
+        quotas = {member: least + (index < extra) for index, member in enumerate(self.members)}
+        wanted = {p: member for member, quota in quotas.items() for p in self.partitions_of(member)[:quota]}
+        free = iter([p for p in range(partitions) if p not in wanted])
+        kept = Counter(wanted.values())
+        for member, quota in quotas.items():
+            wanted.update(dict.fromkeys(islice(free, quota - kept[member]), member))
         for partition, member in wanted.items():
             if self.owners.setdefault(partition, member) != member:
                 self.heirs[partition] = member
-
-
-_RECORD = struct.Struct("<IQqq")  # checksum, number, offset, time
-_SECTOR = 512  # a torn write damages one of a partition's two records, never both
 
 
 class OffsetFile:
@@ -129,7 +128,7 @@ class OffsetFile:
         self._topic = topic
 
     def exists(self) -> bool:
-        """Whether the group has committed offsets on this topic."""
+        """Whether the group has joined this topic before."""
         return self._disk.exists(self.path)
 
     def read(self, partitions: int = 0) -> dict[int, int]:
@@ -178,10 +177,6 @@ class OffsetFile:
         for folder in self.path.parents[:4]:
             self._disk.sync_folder(folder)
 
-    def remove(self) -> None:
-        """Remove a damaged file."""
-        self._disk.remove(self.path)
-
     def _latest_record(self, data: bytes, partition: int) -> tuple[int, int]:
         """Returns number and offset of the newer of a partition's two records."""
         best = (0, 0)
@@ -211,10 +206,6 @@ def _encode_record(partition: int, number: int, offset: int, now: int) -> tuple[
     packed = _RECORD.pack(0, number, offset, now)
     crc = zlib.crc32(packed[4:]).to_bytes(4, "little")
     return (2 * partition + number % 2) * _SECTOR, crc + packed[4:]
-
-
-logger = logging.getLogger("headwater.log")
-_HEARTBEAT = struct.Struct("<dd")
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -264,10 +255,10 @@ class FolderGroups:
         folder = self.members_folder(group, topic)
         self._disk.make_folder(folder)
         handle = self._disk.open(folder / f"member-{member}")
-        self._disk.lock(handle)
+        self._disk.lock(handle)  # before the group lists the member: others take one without a lock for dead
         self._member_files[member] = handle
         try:
-            self._record_heartbeat(member, session)
+            self._disk.write(handle, 0, _HEARTBEAT.pack(self._clock.monotonic(), session.total_seconds()))
             with self._lock_group(group, topic) as state:
                 self._create_offsets(group, topic, start)
                 state.retain_members(self._live_members(folder, state), partitions)
@@ -298,7 +289,7 @@ class FolderGroups:
             return self._membership(group, topic, member, state)
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
-        """Commit offsets: everything below them is done.
+        """Commit offsets: all events below them are processed.
 
         Raises:
             FencedError: A partition belongs to another member now; no offset was committed.
@@ -363,7 +354,7 @@ class FolderGroups:
             try:
                 self._create_offsets(group, topic, "earliest")
             except DamagedError:
-                stored.remove()
+                self._disk.remove(stored.path)
                 self._create_offsets(group, topic, "earliest")
             stored.write(offsets, self._clock.micros())
             stored.sync()
@@ -430,6 +421,7 @@ class FolderGroups:
             return Assignment()
 
     def _save_assignment(self, folder: Path, state: Assignment) -> None:
+        # Not synced: after a power cut no member is alive, and the group starts empty.
         self._disk.write_file(folder / "state.json", msgspec.json.encode(state), sync=False)
 
     def _membership(self, group: str, topic: str, member: str, state: Assignment) -> Membership:
@@ -439,13 +431,10 @@ class FolderGroups:
 
     # -- members -------------------------------------------------------------------------------------------------
 
-    def _record_heartbeat(self, member: str, session: timedelta | None = None) -> None:
+    def _record_heartbeat(self, member: str) -> None:
         handle = self._member_files[member]
-        if session is None:
-            _, seconds = _HEARTBEAT.unpack(self._disk.read(handle, 0, _HEARTBEAT.size))
-        else:
-            seconds = session.total_seconds()
-        self._disk.write(handle, 0, _HEARTBEAT.pack(self._clock.monotonic(), seconds))
+        _, session = _HEARTBEAT.unpack(self._disk.read(handle, 0, _HEARTBEAT.size))
+        self._disk.write(handle, 0, _HEARTBEAT.pack(self._clock.monotonic(), session))
 
     def _live_members(self, folder: Path, state: Assignment) -> set[str]:
         return {member for member in state.members if self._is_alive(folder, member)}
@@ -458,13 +447,13 @@ class FolderGroups:
         except FileNotFoundError:
             return False
         try:
-            if self._disk.lock(handle, wait=False):
+            if self._disk.lock(handle, wait=False):  # only a dead process does not hold its own lock
                 self._disk.remove(path)
                 return False
             data = self._disk.read(handle, 0, _HEARTBEAT.size)
         finally:
             self._disk.close(handle)
-        if len(data) < _HEARTBEAT.size:
+        if len(data) < _HEARTBEAT.size:  # it holds the lock and is about to write its first heartbeat
             return True
         seen, session = _HEARTBEAT.unpack(data)
         return bool(self._clock.monotonic() - seen <= session)

@@ -43,7 +43,7 @@ from headwater.units import micros, moment
 __all__ = ["EventLog", "PartitionRange", "Start"]
 
 Start = str | int | datetime
-_OPEN_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()
+_OPEN_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()  # reset in forked children
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class EventLog:
         self._mutex = threading.RLock()  # guards `_open_topics`; re-entrant, since `create` opens topics
         self.disk.make_folder(self.folder / "topics")
         self.id = self._load_id()
+        # A file system in memory outlives the process, not the machine; the id keeps logs apart.
         shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"
         self._memory_folder = shared / f"headwater-{self.id}"
         self.groups = FolderGroups(self.disk, self.clock, self.folder / "groups", self)
@@ -145,7 +146,7 @@ class EventLog:
             return self._write_definition(self._first_version(topic))
 
     def _first_version(self, topic: Topic) -> Topic:
-        """Returns a new topic at version 1, or after the last one if its folder has events but no definition."""
+        """Returns a new topic at version 1; if its folder has events but no definition, its versions continue."""
         folder = self.folder / "topics" / topic.name
         version = latest_schema_version(self.disk, folder)
         if not version or not self.disk.exists(folder / "0"):
@@ -169,6 +170,7 @@ class EventLog:
         folder = self.folder / "topics" / topic.name
         self.disk.make_folder(folder)
         schema = folder / schema_file_name(topic.version)
+        # The schema first: a definition never names a version whose file is missing.
         self.disk.write_file(schema, topic.schema.serialize().to_pybytes())
         self.disk.write_file(folder / "topic.json", topic.to_json())
         self.disk.sync_folder(self.folder / "topics")
@@ -178,7 +180,7 @@ class EventLog:
 
     def open_topic(self, name: str) -> OpenTopic:
         """Returns the topic with its partitions; each is opened once per process."""
-        found = self._open_topics.get(name)
+        found = self._open_topics.get(name)  # without the lock: every append and fetch comes here
         if found is not None:
             return found
         with self._mutex:
@@ -189,7 +191,7 @@ class EventLog:
                 self._open_topics[name] = OpenTopic(self.disk, self.clock, folder, self._memory_folder)
             return self._open_topics[name]
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- append --------------------------------------------------------------------------------------------------
 
     def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows; returns when they are as safe as the topic's durability promises."""
@@ -216,7 +218,7 @@ class EventLog:
         """Returns the append counters of the topic, summed over all processes."""
         return self.open_topic(name).writer.counters.read()
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- read ----------------------------------------------------------------------------------------------------
 
     def ends(self, name: str) -> list[PartitionRange]:
         """Returns what each partition holds now."""
@@ -250,11 +252,11 @@ class EventLog:
         found = self._fetch_available(topic, positions, max_bytes)
         if found or timeout <= 0:
             return found
-        if waiter is not None:
-            waiter.wait(timeout)
-        else:
+        if waiter is None:
+            # The watch begins before the next look: an append in between is not missed.
             with contextlib.closing(self.watch(name)) as own:
-                own.wait(timeout)
+                return self.fetch(name, positions, max_bytes=max_bytes, timeout=timeout, waiter=own)
+        waiter.wait(timeout)
         return self._fetch_available(topic, positions, max_bytes)
 
     def _fetch_available(self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int) -> list[LogBatch]:
@@ -309,9 +311,10 @@ class EventLog:
         if reached is None:
             return state.next_offset
         batch = topic.decode(partition, *reached)
-        rows = np.flatnonzero(batch.max_event_times[1:] >= time)
         if not batch.values.num_rows:
             return batch.frame.base_offset
+        # Max event times are those before each row, so from the second on they say what the row before it reached.
+        rows = np.flatnonzero(batch.max_event_times[1:] >= time)
         return int(batch.offsets[rows[0] if len(rows) else -1])
 
     def reset_after_fork(self) -> None:

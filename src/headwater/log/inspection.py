@@ -104,21 +104,15 @@ def compare_topic(wanted: Topic, existing: TopicInspection) -> tuple[TopicVerdic
         return "refused", [error.what, *str(error.detail or "").splitlines()]
     if existing.definition is None:
         return "declare", [_format_partitions(existing.partitions)]
-    changes = [f"{name}: was {was}, would be {now}" for name, was, now in _diff(known, new)]
-    return ("change" if changes else "kept"), changes
-
-
-def _diff(known: Topic, new: Topic) -> list[tuple[str, str, str]]:
-    found = [
-        (option.name, _format_value(getattr(known, option.name)), _format_value(getattr(new, option.name)))
-        for option in fields(Topic)
-        if option.compare
-        and option.name not in ("schema", "version")
-        and getattr(known, option.name) != getattr(new, option.name)
+    options = [option.name for option in fields(Topic) if option.compare and option.name not in ("schema", "version")]
+    changes = [
+        f"{name}: was {_format_value(was)}, would be {_format_value(now)}"
+        for name in options
+        if (was := getattr(known, name)) != (now := getattr(new, name))
     ]
     if new.version != known.version:
-        found.append(("type", to_ddl(known.schema), to_ddl(new.schema)))
-    return found
+        changes.append(f"type: was {to_ddl(known.schema)}, would be {to_ddl(new.schema)}")
+    return ("change" if changes else "kept"), changes
 
 
 def _format_value(value: Any) -> str:

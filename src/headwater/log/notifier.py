@@ -1,7 +1,7 @@
 """Waiting for changes of files, in this process or another, without polling.
 
 `FileNotifier` watches files and folders through inotify on Linux and kqueue on macOS and the BSDs;
-elsewhere a wait lasts at most 50 ms. `SharedNotifier` lets many threads share one watch on a small file
+elsewhere each wait ends after at most 50 ms. `SharedNotifier` lets many threads share one watch on a small file
 that writers touch, because the number of watches per user is limited. `Waiter` and `PollableWaiter` are the
 protocols that logs return from `watch`.
 """
@@ -24,9 +24,9 @@ __all__ = ["FileNotifier", "PollableWaiter", "SharedNotifier", "Waiter"]
 _MODIFY: Final = 0x2
 _CLOSE_WRITE: Final = 0x8
 _MOVED_TO: Final = 0x80
-_NONBLOCK: Final = os.O_NONBLOCK
-_CLOEXEC: Final = os.O_CLOEXEC
-# Python runs signal handlers only after a wait ends: a bound on each wait keeps Ctrl-C prompt.
+_READ_BYTES: Final = 1 << 16
+_MAX_NAME_BYTES: Final = 256
+# Python runs signal handlers only after a wait ends: a bound on each wait, in seconds, keeps Ctrl-C prompt.
 _MAX_WAIT: Final = 1.0
 
 
@@ -91,7 +91,7 @@ class FileNotifier:
 class _Inotify:
     def __init__(self, paths: list[Path]) -> None:
         library = ctypes.CDLL(None, use_errno=True)
-        self._handle = library.inotify_init1(_NONBLOCK | _CLOEXEC)
+        self._handle = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._handle < 0:
             raise OSError(ctypes.get_errno(), "too many watches: raise fs.inotify.max_user_instances")
         self._poll = select.poll()
@@ -103,9 +103,10 @@ class _Inotify:
 
     def wait(self, timeout: float) -> bool:
         changed = bool(self._poll.poll(timeout * 1000))
-        while changed:
+        while changed:  # read all events, or the next wait would return at once for an old change
             try:
-                if len(os.read(self._handle, 1 << 16)) < (1 << 16) - struct.calcsize("iIII") - 256:
+                # A read that leaves space for the largest event has read them all.
+                if len(os.read(self._handle, _READ_BYTES)) < _READ_BYTES - struct.calcsize("iIII") - _MAX_NAME_BYTES:
                     return True
             except BlockingIOError:
                 return True

@@ -34,7 +34,7 @@ class ConsumerGroups(Protocol):
         """Send a heartbeat and return the partitions assigned now."""
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
-        """Commit offsets: everything below them is done."""
+        """Commit offsets: all events below them are processed."""
 
     def leave(self, membership: Membership) -> None:
         """Leave the group and release its partitions."""

@@ -1,4 +1,4 @@
-"""Reading a topic: stored frames become batches, and batches of several partitions a stream.
+"""Reads a topic: decodes stored frames as batches, and reads several partitions as one stream.
 
 `FrameDecoder` decodes frames of any version of the topic's type as batches of the current one.
 `TopicReader` reads from given offsets, to given offsets or without an end, and keeps its position.
@@ -94,7 +94,7 @@ class TopicReader:
         self._waiter = None if stops is not None else log.watch(topic, group)
 
     def next(self, timeout: float = 0, max_bytes: int = 1 << 20) -> list[LogBatch]:
-        """Returns the next batches; an empty list after `timeout` seconds without any, or at the stops."""
+        """Returns the next batches; an empty list if none arrive within `timeout` seconds, or at the stops."""
         wanted = self._open_positions()
         if not wanted:
             return []

@@ -11,11 +11,11 @@ The name rules and the errors that all log backends share are here too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -36,7 +36,6 @@ from headwater.events.schema_export import to_avro
 from headwater.units import duration, size
 
 __all__ = [
-    "ENUM_OPTIONS",
     "MAX_EVENT_BYTES",
     "OPTION_NAMES",
     "Durability",
@@ -59,6 +58,8 @@ __all__ = [
     "too_large_error",
     "unknown_topic_error",
 ]
+
+_Choice = TypeVar("_Choice")
 
 
 class WhenFull(StrEnum):
@@ -89,10 +90,8 @@ class Overload:
             raise BadSettingError(what, fix="use numbers of at least 1")
 
     def __str__(self) -> str:
-        limit = f"after {self.events:,} events"
-        if self.when_full is WhenFull.WAIT:
-            return f"backpressure {limit}"
-        return f"{self.when_full.value} {limit}"
+        action = "backpressure" if self.when_full is WhenFull.WAIT else self.when_full.value
+        return f"{action} after {self.events:,} events"
 
 
 def drop(
@@ -110,10 +109,8 @@ def drop(
         'drop oldest after 500 events'
     """
     known = {kind.value.removeprefix("drop "): kind for kind in WhenFull if kind is not WhenFull.WAIT}
-    if which not in known:
-        what = f"cannot drop {which!r}"
-        raise BadSettingError(what, detail=f"it can be: {', '.join(known)}", fix='hw.drop("oldest")')
-    return Overload(known[which], events, one_in=one_in)
+    kind = _choose(known, which, what=f"cannot drop {which!r}", fix='hw.drop("oldest")')
+    return Overload(kind, events, one_in=one_in)
 
 
 def backpressure(timeout: str | timedelta | None = None, *, events: int = 10_000) -> Overload:
@@ -137,7 +134,7 @@ def buffer(events: int, *, then: Overload | None = None) -> Overload:
 
 
 def parse_overload(policy: Overload | str) -> Overload:
-    """Returns the overload policy of a name.
+    """Returns the overload policy with this name; a policy is returned unchanged.
 
     Example:
         >>> parse_overload("drop").when_full.value
@@ -146,10 +143,7 @@ def parse_overload(policy: Overload | str) -> Overload:
     if isinstance(policy, Overload):
         return policy
     policies = {"drop": drop(), "buffer": buffer(100_000), "backpressure": backpressure()}
-    if policy not in policies:
-        what = f"unknown overload policy {policy!r}"
-        raise BadSettingError(what, detail=f"it can be: {', '.join(policies)}", fix='overload="backpressure"')
-    return policies[policy]
+    return _choose(policies, policy, what=f"unknown overload policy {policy!r}", fix='overload="backpressure"')
 
 
 class Durability(StrEnum):
@@ -196,10 +190,6 @@ class Retention:
         return cls(None if time is None else duration(time), None if size_ is None else size(size_), force)
 
 
-ENUM_OPTIONS: Final[dict[str, type[StrEnum]]] = {"durability": Durability, "value_format": ValueFormat}
-"""Topic options whose value is a member of an enumeration, by name."""
-
-
 def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
     """Returns the member of an enumeration by its value.
 
@@ -210,36 +200,23 @@ def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
         >>> parse_choice("value_format", ValueFormat, "avro").value
         'avro'
     """
-    choices = [choice.value for choice in kind]
-    if value not in choices:
-        what = f"unknown {name} {value!r}"
-        raise BadSettingError(what, detail=f"it can be: {', '.join(choices)}", fix=f'{name}="{choices[0]}"')
-    return kind(value)
+    choices = {choice.value: choice for choice in kind}
+    return _choose(choices, value, what=f"unknown {name} {value!r}", fix=f'{name}="{next(iter(choices))}"')
 
 
-MAX_EVENT_BYTES = 4 << 20
+def _choose(choices: Mapping[str, _Choice], name: object, *, what: str, fix: str) -> _Choice:
+    if not isinstance(name, str) or name not in choices:
+        raise BadSettingError(what, detail=f"it can be: {', '.join(choices)}", fix=fix)
+    return choices[name]
+
+
+MAX_EVENT_BYTES: Final = 4 << 20
 """The size limit of one event, in bytes."""
-_MAX_ID_BYTES = 249
+_MAX_ID_BYTES: Final = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
 
 OPTION_NAMES: Final = {"clocked": "external_time", "values": "value_format"}
 """Topic options with another name in stored and sent definitions, by their stored name."""
-
-
-_STORED_TYPES: Final[dict[str, Any]] = {
-    "name": str,
-    "time": str | None,
-    "key": tuple[str, ...],
-    "device_clock": DeviceClock | None,
-    "durability": Durability,
-    "value_format": ValueFormat,
-    "retention": Retention,
-    "overload": Overload,
-    **dict.fromkeys(("lateness", "idle", "ahead"), timedelta),
-    **dict.fromkeys(("version", "partitions", "segment_size"), int),
-    **dict.fromkeys(("compact", "external_time"), bool),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +269,10 @@ class Topic:
         if unknown := sorted(set(options) - known):
             what = f"topic {name!r} has no option {unknown[0]!r}"
             raise BadSettingError(what, detail=f"options: {', '.join(sorted(known))}", location=location)
-        read = _parse_options(_extract_device_clock(options))
-        given = frozenset(options) & frozenset(read) | frozenset(read) & {"device_clock"}
+        if isinstance(time := options.get("time"), DeviceClock):
+            options |= {"time": None, "device_clock": time}
+        read = _parse_options(options)
+        given = frozenset(options) & frozenset(read)
         topic = cls(name=check_name(name), schema=arrow_schema(type_), location=location, given=given, **read)
         topic._check()
         return topic
@@ -384,8 +363,9 @@ class Topic:
         fields = {OPTION_NAMES.get(name, name): value for name, value in msgspec.json.decode(data).items()}
         if not {"name", "version", "partitions"} <= fields.keys():  # a default would hide that the file is damaged
             raise KeyError("name, version and partitions")
+        types = get_type_hints(cls)
         # Not strict, because durations are stored as seconds.
-        parsed = {name: msgspec.convert(value, _STORED_TYPES[name], strict=False) for name, value in fields.items()}
+        parsed = {name: msgspec.convert(value, types[name], strict=False) for name, value in fields.items()}
         return cls(**parsed, schema=schema)
 
     def with_schema(self, schema: pa.Schema, version: int) -> Topic:
@@ -523,12 +503,6 @@ def merge_definition(known: Topic, wanted: Topic) -> Topic:
     return replace(known, **changed, schema=schema, version=version)
 
 
-def _extract_device_clock(options: dict[str, Any]) -> dict[str, Any]:
-    """Move a device clock from `time` to its own option; such a topic has no time column."""
-    time = options.get("time")
-    return options | {"time": None, "device_clock": time} if isinstance(time, DeviceClock) else options
-
-
 def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
     parsed = dict(options)
     key = options.get("key")
@@ -536,7 +510,7 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("lateness", "idle", "ahead"):
         if name in parsed:
             parsed[name] = duration(parsed[name])
-    for name, kind in ENUM_OPTIONS.items():
+    for name, kind in (("durability", Durability), ("value_format", ValueFormat)):
         if name in parsed:
             parsed[name] = parse_choice(name, kind, parsed[name])
     if "segment_size" in parsed:

@@ -1,4 +1,4 @@
-"""Appends to a topic: rows find their partitions, single events share batches, and receipts come back.
+"""Appends to a topic: chooses partitions, coalesces single events into batches, and returns receipts.
 
 `TopicWriter` writes to the partitions of the embedded log. The functions group and coalesce single events
 for every backend: Kafka and HTTP use them behind the same `AppendBuffer`, each with its own commit function.
@@ -32,7 +32,7 @@ RowIndexes: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def group_runs(pending: Iterable[tuple[PendingAppend, Rows]]) -> Iterator[Run]:
-    """Yields neighbours that can be written as one batch; the order stays."""
+    """Yields runs of neighbours that can be written as one batch, in order."""
     run: Run = []
     for append, rows in pending:
         if run and not rows.can_follow(run[-1][1]):
@@ -159,6 +159,7 @@ class TopicWriter:
 
     def _choose_partition(self, event: PendingEvent) -> int:
         number, key = len(self._partitions), event.envelope.get("_hw.key")
+        # Before the shortcut for one partition: a missing key is always an error.
         fields = check_key(self.definition, self._codec_of, event) if self.definition.key else ()
         if number == 1:
             return 0
@@ -219,6 +220,7 @@ class TopicWriter:
         def write(run: Run) -> None:
             rows = [rows for _, rows in run]
             batch = coalesce(self._codec_of, rows)
+            # A batch was resolved before it entered the buffer; single events are resolved here, all at once.
             resolved = batch if batch is rows[0] else self._resolve(batch)
             written.append((run, resolved.split(_MAX_FRAME_BYTES)))
 
@@ -267,7 +269,7 @@ class TopicWriter:
 
 
 def _check_event_sizes(batch: WriteBatch, first: int) -> None:
-    """Find an event over the size limit by halves: a batch below the limit costs one look."""
+    """Raise for the first event over the size limit, found by bisection."""
     size, rows = batch.nbytes, batch.row_count
     if size <= MAX_EVENT_BYTES:
         return

@@ -1,4 +1,4 @@
-"""Wire format between a client and a node: rows, frames and receipts as the bytes of the log.
+"""The wire format between a client and a node: rows, frames and receipts as bytes.
 
 A body is a sequence of records. Each is a partition (-1: the node chooses by key), a length, and frames as
 `storage/frame.py` defines them, with checksums. An append is one record with one frame.
@@ -114,7 +114,7 @@ def _parse_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
     whole = data[_RECORD.size :]
     try:
         frame = parse_header(whole)
-    except (ValueError, KeyError):  # a kind that a newer version added
+    except KeyError:  # a kind that a newer version added
         frame = None
     if frame is None or not length == frame.length == len(whole):
         raise _bad_frame_error("its header is damaged, or it is not whole")
@@ -131,8 +131,8 @@ def _parse_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
 
 def _decode_body(frame: Frame, body: memoryview, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
     try:
-        if _is_compressed(body):
-            raise _bad_frame_error("its Arrow batch is compressed, or is none")
+        if not _is_plain_batch(body):
+            raise _bad_frame_error("its body is not an uncompressed Arrow record batch")
         batch = decode_columns(frame, body, storage_schema(schema))
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, OSError, struct.error, IndexError) as error:
@@ -158,8 +158,8 @@ def _check_tombstones(values: pa.RecordBatch, schema: pa.Schema) -> None:
         raise _bad_frame_error(f"{misfit.path}: {misfit.reason}") from None
 
 
-def _is_compressed(body: memoryview) -> bool:
-    """Whether an Arrow message is anything but a plain record batch.
+def _is_plain_batch(body: memoryview) -> bool:
+    """Whether an Arrow message is an uncompressed record batch.
 
     A few compressed bytes can expand to gigabytes, so compression is detected before Arrow decodes the body. The
     message is a flatbuffer: each table starts with the distance to its vtable, which holds the offsets of its fields.
@@ -175,9 +175,9 @@ def _is_compressed(body: memoryview) -> bool:
     message = start + struct.unpack_from("<I", body, start)[0]
     kind, header = field(message, 1), field(message, 2)
     if not kind or not header or body[message + kind] != _RECORD_BATCH:
-        return True
+        return False
     batch = message + header + struct.unpack_from("<I", body, message + header)[0]
-    return field(batch, 3) != 0
+    return field(batch, 3) == 0  # the field `compression` is absent
 
 
 def _bad_frame_error(reason: str) -> BadEventError:

@@ -38,6 +38,9 @@ from headwater.units import micros, moment
 __all__ = ["EventEncoder", "EventTimes", "Origin", "PendingEvent", "WriteBatch", "coalesce"]
 
 Times = np.ndarray[Any, np.dtype[np.int64]]
+_OCCURRED_AT: Final = "_hw.occurred_at"
+_MICROSECOND: Final = timedelta(microseconds=1)
+_ZONED: Final = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,7 @@ class WriteBatch:
     @property
     def row_count(self) -> int:
         """The number of rows."""
-        rows: int = self.values.num_rows
-        return rows
+        return int(self.values.num_rows)
 
     @property
     def last_sequence(self) -> int:
@@ -243,25 +245,25 @@ class EventEncoder:
     def _encode_values(self, values: Any) -> pa.RecordBatch:
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
             values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else values
-            if not isinstance(values, list) or not all(map(_is_row, values[:1])):
+            if not isinstance(values, list) or (values and isinstance(values[0], str | bytes | int | float)):
                 what = f"send_many takes rows or a frame, not {type(values).__name__}"
                 raise BadEventError(what, fix="client.send(topic, value) for one event")
             return self.codec.encode(values)
         return self.codec.encode_dataframe(values)
 
     def _fill_key(self, row: dict[str, Any], key: Any) -> dict[str, Any]:
-        parts = self._key_parts(key)
-        for name, part in zip(self.topic.key, parts, strict=True):
-            if row.get(name) is not None and key_bytes(row[name]) != key_bytes(part):
+        """Set the missing key fields of a row; raises if one is there with another value."""
+        for name, part in zip(self.topic.key, self._key_parts(key), strict=True):
+            if row.get(name) is None:
+                row[name] = part
+            elif key_bytes(row[name]) != key_bytes(part):
                 raise BadKeyError(
                     f'the key {part!r} is not the event\'s "{name}", which is {row[name]!r}',
                     detail=f'topic "{self.topic.name}" is keyed by {", ".join(self.topic.key)}',
                     fix="omit the key: it is read from the event",
                     topic=self.topic.name,
                 )
-        return row | {
-            name: part if row.get(name) is None else row[name] for name, part in zip(self.topic.key, parts, strict=True)
-        }
+        return row
 
     def _key_parts(self, key: Any) -> tuple[Any, ...]:
         parts = tuple(key) if isinstance(key, tuple | list) else (key,)
@@ -279,15 +281,11 @@ class EventEncoder:
         return pa.array([None if key is None else key_bytes(key) for key in keys], pa.binary())
 
 
-def _is_row(value: Any) -> bool:
-    return not isinstance(value, str | bytes | int | float)
-
-
 def _parse_micros(at: datetime | str) -> int:
     return micros(moment(at))
 
 
-_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+_ATTRIBUTES: Final[dict[str, Callable[[Any], Any]]] = {
     "id": str,
     "occurred_at": _parse_micros,
     "sent_at": _parse_micros,
@@ -295,11 +293,6 @@ _ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "traceparent": check_traceparent,
     "source": str,
 }
-
-
-_OCCURRED_AT: Final = "_hw.occurred_at"
-_MICROSECOND = timedelta(microseconds=1)
-_ZONED = pa.timestamp("us", "UTC")
 
 
 class EventTimes:

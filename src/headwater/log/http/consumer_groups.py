@@ -7,8 +7,9 @@ the group.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -34,59 +35,43 @@ def format_start(start: Start) -> str:
 class HttpGroupWaiter:
     """Waits for changes of one group; all waiters of a process share one heartbeat thread."""
 
-    def __init__(self, heartbeat: GroupHeartbeat) -> None:
-        self._heartbeat = heartbeat
-        self._changed = threading.Event()
-        heartbeat.waiters.append(self)
-
-    def notify(self) -> None:
-        """Report a change of the group."""
-        self._changed.set()
+    def __init__(self, release: Callable[[HttpGroupWaiter], None]) -> None:
+        self.changed = threading.Event()
+        self._release = release
 
     def wait(self, timeout: float | None) -> bool:
         """Returns True as soon as the group changed since the last wait."""
-        changed = self._changed.wait(timeout)
-        self._changed.clear()
+        changed = self.changed.wait(timeout)
+        self.changed.clear()
         return changed
 
     def close(self) -> None:
         """Stop waiting."""
-        if self in self._heartbeat.waiters:
-            self._heartbeat.waiters.remove(self)
-        self._heartbeat.stop_if_unused()
+        self._release(self)
 
 
 class GroupHeartbeat:
-    """The heartbeat thread of one group on one topic; ends when no member or waiter is left."""
+    """The heartbeat thread of one group on one topic; its users are ids of members, and waiters."""
 
-    def __init__(self, transport: Transport, path: str) -> None:
-        self.members: list[str] = []
-        self.waiters: list[HttpGroupWaiter] = []
+    def __init__(self, transport: Transport, path: str, user: str | HttpGroupWaiter) -> None:
+        self.users = [user]  # before the thread starts: the first request includes the first member
         self.stopped = threading.Event()
         self._transport = transport
         self._path = path
-        self._thread = threading.Thread(target=self._run, name="headwater-heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread, unless it runs already; its first request then includes the first member."""
-        if self._thread.ident is None:
-            self._thread.start()
+        threading.Thread(target=self._run, name="headwater-heartbeat", daemon=True).start()
 
     def notify(self) -> None:
         """Wake the waiters."""
-        for waiter in list(self.waiters):
-            waiter.notify()
-
-    def stop_if_unused(self) -> None:
-        """Stop when no member or waiter is left."""
-        if not self.members and not self.waiters:
-            self.stopped.set()
+        for user in list(self.users):
+            if isinstance(user, HttpGroupWaiter):
+                user.changed.set()
 
     def _run(self) -> None:
         mark = None
         while not self.stopped.is_set():
             try:
-                wanted = {"members": list(self.members), "mark": mark, "wait": _HEARTBEAT_INTERVAL}
+                members = [user for user in list(self.users) if isinstance(user, str)]
+                wanted = {"members": members, "mark": mark, "wait": _HEARTBEAT_INTERVAL}
                 answer = self._transport.json(
                     "POST", f"{self._path}/changes", document=wanted, wait=_HEARTBEAT_INTERVAL
                 )
@@ -107,7 +92,8 @@ class HttpGroups:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._heartbeats: dict[tuple[str, str], GroupHeartbeat] = {}  # by group and topic
-        self._lock = threading.Lock()  # guards `_heartbeats`
+        # Guards `_heartbeats` and their users: a heartbeat whose last user goes must not get another one meanwhile.
+        self._lock = threading.Lock()
 
     def join(
         self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)
@@ -116,7 +102,7 @@ class HttpGroups:
         wanted = {"start": format_start(start), "session": session.total_seconds()}
         joined = self._transport.json("POST", f"{_group_path(group, topic)}/members", document=wanted)
         membership = msgspec.convert(joined, Membership, strict=False)
-        self._ensure_heartbeat(group, topic, member=membership.member)
+        self._add_user(group, topic, membership.member)
         return membership
 
     def sync(self, membership: Membership) -> Membership:
@@ -133,10 +119,7 @@ class HttpGroups:
 
     def leave(self, membership: Membership) -> None:
         """Leave the group and release its partitions."""
-        heartbeat = self._heartbeats.get((membership.group, membership.topic))
-        if heartbeat is not None and membership.member in heartbeat.members:
-            heartbeat.members.remove(membership.member)
-            heartbeat.stop_if_unused()
+        self._remove_user(membership.group, membership.topic, membership.member)
         self._transport.call("DELETE", _member_path(membership))
 
     def states(self) -> list[GroupState]:
@@ -153,7 +136,9 @@ class HttpGroups:
 
     def watch(self, group: str, topic: str) -> HttpGroupWaiter:
         """Returns a waiter for changes of a group."""
-        return HttpGroupWaiter(self._ensure_heartbeat(group, topic))
+        waiter = HttpGroupWaiter(partial(self._remove_user, group, topic))
+        self._add_user(group, topic, waiter)
+        return waiter
 
     def notify_changed(self, group: str, topic: str) -> None:
         """Wake the waiters of a group after a fetch reported a change."""
@@ -168,15 +153,22 @@ class HttpGroups:
                 heartbeat.stopped.set()
             self._heartbeats.clear()
 
-    def _ensure_heartbeat(self, group: str, topic: str, member: str | None = None) -> GroupHeartbeat:
+    def _add_user(self, group: str, topic: str, user: str | HttpGroupWaiter) -> None:
         with self._lock:
             heartbeat = self._heartbeats.get((group, topic))
             if heartbeat is None or heartbeat.stopped.is_set():
-                heartbeat = self._heartbeats[group, topic] = GroupHeartbeat(self._transport, _group_path(group, topic))
-            if member is not None:
-                heartbeat.members.append(member)
-            heartbeat.start()
-            return heartbeat
+                path = _group_path(group, topic)
+                self._heartbeats[group, topic] = GroupHeartbeat(self._transport, path, user)
+            else:
+                heartbeat.users.append(user)
+
+    def _remove_user(self, group: str, topic: str, user: str | HttpGroupWaiter) -> None:
+        with self._lock:
+            heartbeat = self._heartbeats.get((group, topic))
+            if heartbeat is not None and user in heartbeat.users:
+                heartbeat.users.remove(user)
+                if not heartbeat.users:
+                    heartbeat.stopped.set()
 
 
 def _group_path(group: str, topic: str) -> str:

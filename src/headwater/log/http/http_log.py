@@ -39,7 +39,7 @@ __all__ = ["HttpLog"]
 
 _MAX_EVENTS_PER_REQUEST: Final = 5_000
 _MAX_REQUEST_BYTES: Final = 8 << 20
-_MAX_POLL: Final = 20.0  # seconds one request waits for events
+_MAX_POLL: Final = 20.0  # seconds that one request waits for events
 _LARGE_RESPONSE: Final = 8 << 20  # bytes; it may have left out partitions
 _GROUP_CHANGED: Final = "headwater-group-changed"
 _STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(OPTION_NAMES)
@@ -80,7 +80,7 @@ class HttpLog:
 
     def topic(self, name: str) -> Topic:
         """Returns a topic's definition under its newest type."""
-        return self._remember_topic(self.transport.json("GET", _topic_path(name))).topic
+        return self._cache_decoder(self.transport.json("GET", _topic_path(name))).topic
 
     def create(self, topic: Topic) -> Topic:
         """Create a topic, or update an existing one to this definition."""
@@ -90,12 +90,12 @@ class HttpLog:
         stored = {option: name for name, option in OPTION_NAMES.items()}
         wanted["given"] = sorted(stored.get(option, option) for option in topic.given)
         try:
-            return self._remember_topic(self.transport.json("POST", "/api/topics", document=wanted)).topic
+            return self._cache_decoder(self.transport.json("POST", "/api/topics", document=wanted)).topic
         except RefusedError as error:
             error.location = error.location or topic.location
             raise
 
-    def _remember_topic(self, document: dict[str, Any]) -> FrameDecoder:
+    def _cache_decoder(self, document: dict[str, Any]) -> FrameDecoder:
         settings = {name: value for name, value in document.items() if name in _STORED_FIELDS}
         topic = Topic.from_json(msgspec.json.encode(settings), from_arrow_base64(document["schema"]["arrow"]))
         decoder = self._decoders.get(topic.name)
@@ -111,13 +111,13 @@ class HttpLog:
         """Returns the cached decoder if its type has at least this version; otherwise loads the newest type."""
         decoder = self._decoders.get(name)
         if decoder is None or decoder.topic.version < version:
-            decoder = self._remember_topic(self.transport.json("GET", _topic_path(name)))
+            decoder = self._cache_decoder(self.transport.json("GET", _topic_path(name)))
         return decoder
 
     def _codec_of(self, name: str, version: int) -> Codec:
         return self._decoder(name, version).codec_of(version)
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- append --------------------------------------------------------------------------------------------------
 
     def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows and wait for the acknowledgement; batches of several threads are sent in parallel."""
@@ -197,7 +197,7 @@ class HttpLog:
         counts: dict[str, int] = self.transport.json("GET", f"{_topic_path(name)}/counts")["counts"]
         return counts
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- read ----------------------------------------------------------------------------------------------------
 
     def ends(self, name: str) -> list[PartitionRange]:
         """Returns what each partition holds now."""

@@ -16,8 +16,8 @@ from headwater.errors import BadSettingError, HeadwaterError, UnreachableError
 __all__ = ["Transport"]
 
 _BACKOFF: Final = Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-_BUSY: Final = (429, 503)
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)  # the node has not seen the request
+_BUSY: Final = (429, 503)  # the node has done nothing, so any request may be repeated
 
 
 class Transport:

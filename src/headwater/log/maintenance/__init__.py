@@ -1,6 +1,6 @@
 """Maintenance of a log: idle markers, retention, compaction and verification of checksums.
 
-A log comes in; markers are appended, and segments are removed or rewritten. Enter at `Maintenance`
+Maintenance appends markers to a log and removes or rewrites its segments. Enter at `Maintenance`
 (maintenance.py), which the node runs, and at `verify` (verify.py).
 """
 

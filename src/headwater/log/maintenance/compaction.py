@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +28,9 @@ from headwater.log.storage.segment import SegmentHeader
 
 __all__ = ["CompactionResult", "compact"]
 
-_FRAME_ROWS = 50_000
-_FRAME_BYTES = 16 << 20
-_KEEP_TOMBSTONES = timedelta(days=1)
+_FRAME_ROWS: Final = 50_000  # a merged frame is written at this many rows or bytes
+_FRAME_BYTES: Final = 16 << 20
+_KEEP_TOMBSTONES: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,15 @@ class _CompactionPass:
         self.partition = partition
         self.state = state
         self.oldest_tombstone = now - _KEEP_TOMBSTONES // timedelta(microseconds=1)
-        self.last: dict[bytes, int] = {}
+        self.last: dict[bytes, int] = {}  # key to the offset of its last event in the dirty segments
         self.seen = self.kept = 0
 
     def run(self, closed: list[int], dirty: list[int]) -> CompactionResult:
         for base in dirty:
-            for batch in self._read_batches(base):
-                keys = [] if batch.key_bytes is None else batch.key_bytes.to_pylist()
-                self.last.update(zip(keys, batch.offsets.tolist(), strict=True))
+            for frame, data in self.partition.files.read_frames(base, self.state):
+                if frame.kind is FrameKind.EVENTS:
+                    batch = self.topic.decode(self.partition.number, frame, data)
+                    self.last.update(zip(_keys(batch), batch.offsets.tolist(), strict=True))
         for bases in self._group_segments(closed):
             until = min((base for base in closed if base > bases[-1]), default=self.state.segment)
             self._rewrite(bases, until)
@@ -115,11 +117,6 @@ class _CompactionPass:
             run.append(base)
         if run:
             yield run
-
-    def _read_batches(self, base: int) -> Iterator[LogBatch]:
-        for frame, data in self.partition.files.read_frames(base, self.state):
-            if frame.kind is FrameKind.EVENTS:
-                yield self.topic.decode(self.partition.number, frame, data)
 
     def _rewrite(self, bases: list[int], until: int) -> None:
         """Write the retained events of these segments into one file, then replace the segments with it."""
@@ -159,6 +156,7 @@ class _CompactionPass:
                     waiting.append(batch.select(self._survivors(batch)))
                     rows += waiting[-1].values.num_rows
                     nbytes += waiting[-1].values.nbytes
+                # An idle marker stays between the events before and after it.
                 if frame.kind is FrameKind.IDLE_MARKER or rows >= _FRAME_ROWS or nbytes >= _FRAME_BYTES:
                     yield from self._merge(waiting)
                     waiting, rows, nbytes = [], 0, 0
@@ -167,8 +165,8 @@ class _CompactionPass:
         yield from self._merge(waiting)
 
     def _survivors(self, batch: LogBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        keys = [] if batch.key_bytes is None else batch.key_bytes.to_pylist()
-        newest = np.fromiter((self.last.get(key, -1) for key in keys), np.int64, len(keys))
+        newest = np.fromiter((self.last.get(key, -1) for key in _keys(batch)), np.int64, len(batch.offsets))
+        # A key without an event in the dirty segments was already unique: the last run left one event of it.
         keep: np.ndarray[tuple[int], np.dtype[np.bool_]] = (newest < 0) | (newest == batch.offsets)
         keep &= ~(batch.tombstones & (batch.arrival_times < self.oldest_tombstone))
         self.seen += len(keep)
@@ -204,3 +202,9 @@ class _CompactionPass:
             max_event_time=batches[-1].frame.max_event_time,
         )
         yield encode_frame(frame, serialize_columns(values, envelope))
+
+
+def _keys(batch: LogBatch) -> list[bytes]:
+    assert batch.key_bytes is not None  # a compacted topic has a key
+    keys: list[bytes] = batch.key_bytes.to_pylist()
+    return keys

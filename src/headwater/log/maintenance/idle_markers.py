@@ -66,6 +66,7 @@ class IdleDetector:
         """
         furthest = max((end.max_event_time for end in ends.values()), default=LOWEST_TIME)
         for number, end in ends.items():
+            # `bool()` is False. The function is called only when its result matters: it may read all topics.
             is_awaited = bool if table_awaited is None else partial(table_awaited, end.max_event_time)
             idle_seconds = self._idle_seconds((topic, number), end.next_offset, idle, width, is_awaited)
             if idle_seconds is not None and table_awaited is not None:

@@ -19,7 +19,7 @@ from headwater.log.storage.frame import LOWEST_TIME
 __all__ = ["Maintenance"]
 
 logger = logging.getLogger("headwater.log")
-_CLEANUP_INTERVAL = timedelta(minutes=1)
+_CLEANUP_INTERVAL = timedelta(minutes=1)  # between two runs of retention and compaction
 
 
 class Maintenance:
@@ -44,7 +44,7 @@ class Maintenance:
         self.for_each_topic(self.compact)
 
     def for_each_topic(self, work: Callable[[OpenTopic], object]) -> None:
-        """Call a function for every topic, tables last; the failure of one does not affect the others."""
+        """Call a function for every topic, tables last; a failure in one topic does not affect the others."""
         opened = []
         for name in self._log.topics():
             with self._log_errors(name):
@@ -59,7 +59,7 @@ class Maintenance:
     def _log_errors(self, name: str) -> Iterator[None]:
         try:
             yield
-        except LockedError:
+        except LockedError:  # another process does this work now
             pass
         except (HeadwaterError, OSError):
             logger.exception("maintenance of topic %s failed", name)
@@ -97,6 +97,7 @@ class Maintenance:
             return []
         name = topic.definition.name
         groups = [state for state in self._log.groups.states() if state.topic == name]
+        # Durable first: after a power cut no group may be at an offset that retention has removed.
         for state in groups:
             self._log.groups.sync_offsets(state.group, name)
         return [

@@ -1,7 +1,6 @@
-"""Retention: removes the oldest segments of a partition once they are too old or too many.
+"""Retention: removes the oldest segments of a partition when they are too old or the partition is too large.
 
-Offsets that a consumer group has not read are held back and reported, unless the topic's retention says
-`force`.
+Segments that a consumer group has not read are kept, with a warning, unless the topic's retention has `force`.
 """
 
 from __future__ import annotations
@@ -42,10 +41,8 @@ def apply_retention(
         clock: The clock of arrival times.
         committed: The committed offset of each consumer group in this partition.
     """
-    start = partition.state().start_offset
-    if retention.time is None and retention.size is None:
-        return RetentionResult(partition.number, start, start)
     with partition.lock() as state:
+        start = state.start_offset
         # The active segment is never removed: it is closed first if even its last event is too old.
         too_old = retention.time is not None and _age(state.appended_at, clock) > retention.time
         current = partition.roll(state) if too_old and state.next_offset > state.segment else state

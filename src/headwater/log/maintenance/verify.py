@@ -86,12 +86,8 @@ def _check_partition(
     try:
         state = partition.state()
     except HeadwaterError as error:
-        where = error.data
-        report.faults.append(
-            Fault(
-                name, partition.number, where.get("segment", ""), where.get("offset"), where.get("position"), str(error)
-            )
-        )
+        place = (error.data.get("segment", ""), error.data.get("offset"), error.data.get("position"))
+        report.faults.append(Fault(name, partition.number, *place, str(error)))
         return
     for file in partition.disk.names(partition.folder):
         if ".torn-" in file:
@@ -129,6 +125,6 @@ def _check_segment(
         if position >= limit:
             break
         report.faults.append(Fault(*here, until, position, "the checksum does not match"))
-        position = segment.find_valid_frame(position + 8, limit)
+        position = segment.find_valid_frame(position + 8, limit)  # frames start at multiples of eight bytes
     report.bytes += limit
     return covers or until

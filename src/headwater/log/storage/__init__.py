@@ -1,8 +1,8 @@
 """The on-disk format: frames in segments, segments in partitions, and a shared file of partition states.
 
-Rows with event times come in and offsets go out; offsets come in and frames go out. Enter at `Partition`
-(partition.py). Readers follow `frame.py` (bytes of a batch), `segment.py` (files and the offset index) and
-`recovery.py` (repair after a crash).
+An append takes rows with event times and returns offsets; a fetch takes an offset and returns frames. Enter
+at `Partition` (partition.py); then read `frame.py` (bytes of a batch), `segment.py` (files and the offset
+index) and `recovery.py` (repair after a crash).
 """
 
 from headwater.log.storage.disk import Disk

@@ -1,7 +1,7 @@
 """All file system access of the log.
 
-Everything the log does to files goes through a `Disk`, so a test can pass one that fails, tears, delays or
-forgets any of these calls.
+The log accesses files only through a `Disk`. Tests pass one whose calls fail, or whose writes are torn,
+delayed or lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.errors import DiskFailedError, DiskFullError, HeadwaterError, Not
 
 __all__ = ["Disk"]
 
-_fdatasync = getattr(os, "fdatasync", os.fsync)
+_fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
 
 
 class Disk:
@@ -52,7 +52,7 @@ class Disk:
 
     def read(self, handle: int, position: int, length: int) -> bytes:
         """Returns up to `length` bytes from `position`; fewer at the end of the file."""
-        try:
+        try:  # here and in `write`, a context manager would cost more than the call
             return os.pread(handle, length, position)
         except OSError as error:
             raise translate_os_error(error, "read") from error
@@ -68,10 +68,8 @@ class Disk:
 
     def sync(self, handle: int) -> None:
         """Return only when the file's data is on stable storage."""
-        try:
+        with _translate_errors("sync"):
             _fdatasync(handle)
-        except OSError as error:
-            raise translate_os_error(error, "sync") from error
 
     def truncate(self, handle: int, length: int) -> None:
         """Cut the file to `length` bytes."""
@@ -128,7 +126,7 @@ class Disk:
 
     def write_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         """Replace a small file atomically: readers see the old bytes or the new ones."""
-        new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        new = path.with_name(f"{path.name}.{os.getpid()}.new")  # two processes never write the same file
         handle = self.open(new)
         try:
             self.truncate(handle, 0)

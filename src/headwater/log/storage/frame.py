@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"HWB1"
-LOWEST_TIME: Final = -(2**63)
+LOWEST_TIME: Final = -(2**63)  # stands for no time
 _ZONED = pa.timestamp("us", "UTC")
 
 # The order is the order of the bits in `Frame.columns`: append only.
@@ -56,10 +57,14 @@ ENVELOPE: Final[tuple[pa.Field, ...]] = (
 )
 _BIT = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 
-# magic, two checksums, length | kind, flags, producer, columns, schema, count | offsets | six times | sequences
-_LAYOUT = struct.Struct("<4sIII BBHIII qq qqqqqq qq")
+# magic, two checksums, length | kind, flags, length of the producer's id | `_NUMBERS`
+_LAYOUT = struct.Struct("<4sIII BBH IIIqqqqqqqqqq")
+_NUMBERS = attrgetter(
+    *("columns", "schema", "count", "base_offset", "next_offset", "appended_at", "lowest", "highest"),
+    *("max_event_time_before", "max_event_time", "sent_at", "first_sequence", "last_sequence"),
+)
 HEADER_SIZE: Final = _LAYOUT.size
-_CRC_FROM = 8
+_CRC_FROM = 8  # the header's checksum covers what follows the magic number and the checksum itself
 _FOLLOWS, _UNFINISHED = 1, 2
 
 
@@ -122,28 +127,9 @@ def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
     """Returns the bytes of a frame with this header and body."""
     producer = frame.producer.encode()
     rest = b"".join((producer, bytes(-len(producer) % 8), memoryview(body), bytes(-len(body) % 8)))
-    packed = _LAYOUT.pack(
-        MAGIC,
-        0,
-        zlib.crc32(rest),
-        HEADER_SIZE + len(rest),
-        frame.kind,
-        frame.follows * _FOLLOWS | frame.unfinished * _UNFINISHED,
-        len(producer),
-        frame.columns,
-        frame.schema,
-        frame.count,
-        frame.base_offset,
-        frame.next_offset,
-        frame.appended_at,
-        frame.lowest,
-        frame.highest,
-        frame.max_event_time_before,
-        frame.max_event_time,
-        frame.sent_at,
-        frame.first_sequence,
-        frame.last_sequence,
-    )
+    flags = frame.follows * _FOLLOWS | frame.unfinished * _UNFINISHED
+    fixed = (MAGIC, 0, zlib.crc32(rest), HEADER_SIZE + len(rest), frame.kind, flags, len(producer))
+    packed = _LAYOUT.pack(*fixed, *_NUMBERS(frame))
     crc = zlib.crc32(packed[_CRC_FROM:]).to_bytes(4, "little")
     return b"".join((packed[:4], crc, packed[_CRC_FROM:], rest))
 
@@ -159,30 +145,26 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
     if len(data) - at < HEADER_SIZE:
         return None
     fields = _LAYOUT.unpack_from(data, at)
-    if fields[0] != MAGIC or zlib.crc32(data[at + _CRC_FROM : at + HEADER_SIZE]) != fields[1]:
+    magic, crc, body_crc, length, kind, flags, id_length, columns, schema, count, base_offset, next_offset = fields[:12]
+    if magic != MAGIC or zlib.crc32(data[at + _CRC_FROM : at + HEADER_SIZE]) != crc:
         return None
-    id_length, start = fields[6], at + HEADER_SIZE
+    # In the order of the fields from `appended_at` to `last_sequence`.
+    times_and_sequences: tuple[int, int, int, int, int, int, int, int] = fields[12:]
+    start = at + HEADER_SIZE
     return Frame(
-        kind=_KINDS[fields[4]],
-        columns=fields[7],
-        schema=fields[8],
-        count=fields[9],
-        base_offset=fields[10],
-        next_offset=fields[11],
-        appended_at=fields[12],
-        lowest=fields[13],
-        highest=fields[14],
-        max_event_time_before=fields[15],
-        max_event_time=fields[16],
-        sent_at=fields[17],
-        first_sequence=fields[18],
-        last_sequence=fields[19],
+        _KINDS[kind],
+        base_offset,
+        next_offset,
+        count,
+        schema,
+        columns,
+        *times_and_sequences,
         producer=bytes(data[start : start + id_length]).decode(errors="replace") if id_length else "",
-        follows=bool(fields[5] & _FOLLOWS),
-        unfinished=bool(fields[5] & _UNFINISHED),
-        length=fields[3],
+        follows=bool(flags & _FOLLOWS),
+        unfinished=bool(flags & _UNFINISHED),
+        length=length,
         body_at=HEADER_SIZE + id_length + (-id_length % 8),
-        body_crc=fields[2],
+        body_crc=body_crc,
         position=position,
     )
 

@@ -61,9 +61,9 @@ def build_frames(
             last = last_sequences.get(batch.producer, producers.last_sequence(batch.producer))
             duplicates = count_duplicates(batch, last)
             last_sequences[batch.producer] = max(last, batch.last_sequence)
-        new = batch.slice(duplicates, batch.values.num_rows - duplicates) if duplicates else batch
-        encoded.results.append(AppendResult(offset, new.values.num_rows, duplicates))
-        if not new.values.num_rows:
+        new = batch.slice(duplicates, batch.row_count - duplicates) if duplicates else batch
+        encoded.results.append(AppendResult(offset, new.row_count, duplicates))
+        if not new.row_count:
             continue
         frame = _build_header(new, offset, max_event_time, now, ahead, position)
         data = encode_frame(frame, serialize_columns(new.values, new.envelope))
@@ -97,12 +97,11 @@ def count_duplicates(batch: WriteBatch, last: int) -> int:
     """
     if batch.sequence > last:
         return 0
-    rows: int = batch.values.num_rows
-    return min(last - batch.sequence + 1, rows) if batch.per_row else rows
+    return min(last - batch.sequence + 1, batch.row_count) if batch.per_row else batch.row_count
 
 
 def _build_header(batch: WriteBatch, offset: int, before: int, now: int, ahead: int | None, position: int) -> Frame:
-    rows = batch.values.num_rows
+    rows = batch.row_count
     if batch.times is None:
         lowest = highest = now
         after = before if ahead is None else max(before, now)

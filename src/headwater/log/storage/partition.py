@@ -65,9 +65,9 @@ class Partition:
         self.files = SegmentFiles(disk, folder)
         self._lock_depth = 0  # `lock` is re-entrant, the file lock is not
         self._producers: ProducerState | None = None
-        self._producers_position: tuple[int, int] = (-1, -1)  # segment and length up to which they are loaded
+        self._producers_position = (-1, -1)  # segment and length up to which they are loaded
         self._index = OffsetIndex(self.files, number, self.state)
-        self._segment_created: tuple[int, int] = (-1, 0)  # segment and time of its first batch
+        self._segment_created = (-1, 0)  # segment and time of its first batch
         self._files_version = -1  # of the files that the caches describe
         self._verified = False  # whether this process has compared the published state with the files
 
@@ -76,12 +76,7 @@ class Partition:
     def state(self) -> PartitionState:
         """Returns the published state; repairs it first if it is missing or does not match the files."""
         state = self._read_state()
-        if (
-            state is not None
-            and not state.dirty
-            and state.boot_id == self._boot_id
-            and (self._verified or self._matches_files(state))
-        ):
+        if state is not None and self._matches_files(state):
             self._verified = True
             return state
         with self.lock() as repaired:
@@ -113,12 +108,7 @@ class Partition:
             self._lock_depth += 1
             try:
                 state = self._read_state()
-                if (
-                    state is None
-                    or state.dirty
-                    or state.boot_id != self._boot_id
-                    or not self._matches_files(state, exact=True)
-                ):
+                if state is None or not self._matches_files(state, exact=True):
                     state = recover(self, state)
                 self._verified = True
                 yield self._drop_stale_caches(state)
@@ -129,6 +119,10 @@ class Partition:
 
     def _matches_files(self, state: PartitionState, *, exact: bool = False) -> bool:
         """Whether the files hold what the slot says; with `exact`, nothing more (only true under the lock)."""
+        if state.dirty or state.boot_id != self._boot_id:
+            return False
+        if self._verified and not exact:
+            return True
         try:
             segment = self.files.segment(state.segment)
             length = self.disk.size(segment.handle)
@@ -192,23 +186,20 @@ class Partition:
             self.disk.write(segment.handle, state.length, data)
             if self.definition.durability is Durability.DURABLE:
                 self.disk.sync(segment.handle)
-        except DiskFullError:
+        except DiskFullError:  # nothing was acknowledged: remove what was written of it
             self.disk.truncate(segment.handle, state.length)
             raise
         except DiskFailedError:
             self._seal_after_failure(state)
             raise
         last = frames[-1]
-        new = PartitionState(
-            start_offset=state.start_offset,
+        new = replace(
+            state,
             next_offset=last.next_offset,
-            segment=state.segment,
             length=state.length + len(data),
-            last_frame=state.length + frames[-1].position,
+            last_frame=state.length + last.position,
             max_event_time=last.max_event_time,
             appended_at=appended_at,
-            files_version=state.files_version,
-            boot_id=self._boot_id,
         )
         self.publish(new)
         if self._producers_position == (state.segment, state.length):
@@ -234,7 +225,7 @@ class Partition:
         if segment != state.segment:
             frames = self.files.segment(state.segment).walk(0, state.length)
             created = next((frame.appended_at for frame in frames if frame.kind != FrameKind.SEGMENT_HEADER), 0)
-            if not created:
+            if not created:  # it holds no batch yet
                 return False
             self._segment_created = (state.segment, created)
         return now - created > _SEGMENT_AGE
@@ -243,19 +234,20 @@ class Partition:
         """Start a new segment at the partition's end; only under the lock."""
         producers = self._load_producers(state).snapshot(self._clock.micros())
         self.publish(replace(state, dirty=True))
-        previous: tuple[int, int, int] | None = (state.segment, state.length, state.appended_at)
         same_base = state.next_offset == state.segment  # it holds no events yet: a new file under the same name
-        if same_base:
-            previous = self.files.segment(state.segment).header()[1].previous
+        previous = (
+            self.files.segment(state.segment).header()[1].previous
+            if same_base
+            else (state.segment, state.length, state.appended_at)
+        )
         segment = Segment(self.disk, self.folder, state.next_offset)
         length = segment.create(SegmentHeader(previous=previous, producers=producers), state.max_event_time)
-        files_version = state.files_version + same_base
         new = replace(
             state,
             segment=segment.base,
             length=length,
             last_frame=0,
-            files_version=files_version,
+            files_version=state.files_version + same_base,
             dirty=False,
             sync_failed=False,
         )

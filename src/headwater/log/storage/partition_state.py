@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from headwater.log.storage.frame import LOWEST_TIME
 __all__ = ["PartitionState", "StateFile"]
 
 _LAYOUT = struct.Struct("<IIqqqqqqqqq")
-_RECORD_SIZE: Final = 128
+_RECORD_SIZE: Final = 128  # bytes per partition; larger than the layout, for later fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class PartitionState:
     `segment` is the base offset of the active segment and `length` its acknowledged bytes; `last_frame` is
     the position of the last acknowledged frame. `files_version` counts how often older segments were
     removed or rewritten, so that other processes drop their caches. `dirty` is set while files are changed
-    in several steps: a process that finds it under the lock repairs first. `sync_failed`: a sync behind
-    `length` failed in this `boot_id`, so bytes read there may never reach the disk, whatever a later sync
-    reports.
+    in several steps: a process that finds it under the lock recovers first. `sync_failed` means that a sync
+    behind `length` failed in this `boot_id`: bytes that can be read there may never reach the disk, even if
+    a later sync succeeds.
     """
 
     start_offset: int = 0
@@ -48,7 +49,9 @@ class PartitionState:
 
 
 _DIRTY, _SYNC_FAILED = 1, 2
-_NUMBERS = [field.name for field in fields(PartitionState) if field.name not in ("dirty", "sync_failed")]
+# The fields before the two flags, in the order of the file.
+_NUMBERS = [field.name for field in fields(PartitionState)][:-2]
+_get_numbers = attrgetter(*_NUMBERS)
 
 
 class StateFile:
@@ -80,19 +83,7 @@ class StateFile:
 
     def write(self, partition: int, state: PartitionState) -> None:
         """Publish the slot; only under the partition's lock."""
-        packed = _LAYOUT.pack(
-            0,
-            state.dirty * _DIRTY | state.sync_failed * _SYNC_FAILED,
-            state.start_offset,
-            state.next_offset,
-            state.segment,
-            state.length,
-            state.last_frame,
-            state.max_event_time,
-            state.appended_at,
-            state.files_version,
-            state.boot_id,
-        )
+        packed = _LAYOUT.pack(0, state.dirty * _DIRTY | state.sync_failed * _SYNC_FAILED, *_get_numbers(state))
         crc = zlib.crc32(packed[4:]).to_bytes(4, "little")
         self._disk.write(self._handle, partition * _RECORD_SIZE, crc + packed[4:])
 

@@ -15,7 +15,7 @@ from headwater.log.storage.segment import SegmentFiles
 __all__ = ["ProducerBatch", "ProducerState", "load_producers"]
 
 logger = logging.getLogger("headwater.log")
-_MAX_BATCHES: Final = 16
+_MAX_BATCHES: Final = 16  # per producer, for the receipts of repeated sends
 _EXPIRY: Final = 7 * 86_400 * 1_000_000  # microseconds
 
 
@@ -90,19 +90,17 @@ def load_producers(files: SegmentFiles, state: PartitionState) -> ProducerState:
     producers = ProducerState()
     bases = [base for base in files.bases(fresh=True) if base <= state.segment]
     for index in reversed(range(len(bases))):
-        segment = files.segment(bases[index])
         try:
-            head = segment.header()[1]
+            head = files.segment(bases[index]).header()[1]
         except DamagedError as damage:
             logger.error("%s", damage)
             continue
         if head.covers_until and index + 1 < len(bases):
             raise files.segment(bases[index + 1]).damage_error(bases[index + 1], 0)
-        later = [files.segment(base) for base in bases[index:]]
         frames = (
             frame
-            for later_segment in later
-            for frame in later_segment.walk_past_damage(0, files.valid_length(later_segment, state))
+            for later in map(files.segment, bases[index:])
+            for frame in later.walk_past_damage(0, files.valid_length(later, state))
         )
         producers.restore(head.producers, frames)
         break

@@ -35,8 +35,10 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
     partition.invalidate()
     _remove_leftovers(partition)
     bases = partition.files.bases(fresh=True)
-    if not bases:
-        bases = [_create_first_segment(partition, published)]
+    if not bases:  # a new partition, or a memory-only one after a reboot, whose offsets continue
+        first = published or PartitionState()
+        Segment(partition.disk, partition.folder, first.next_offset).create(SegmentHeader(), first.max_event_time)
+        bases = [first.next_offset]
     segment = partition.files.segment(bases[-1])
     size = partition.disk.size(segment.handle)
     # After a reboot the slot may be outdated: only one of this boot holds the acknowledged length of the segment.
@@ -73,13 +75,6 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
     return state
 
 
-def _create_first_segment(partition: Partition, published: PartitionState | None) -> int:
-    """Create the first segment of a new partition, or of a memory-only one after a reboot; offsets continue."""
-    last = published or PartitionState()
-    Segment(partition.disk, partition.folder, last.next_offset).create(SegmentHeader(), last.max_event_time)
-    return last.next_offset
-
-
 def _remove_leftovers(partition: Partition) -> None:
     """Remove files of an unfinished roll or compaction; the finished ones state what they cover."""
     for name in partition.disk.names(partition.folder):
@@ -90,7 +85,7 @@ def _remove_leftovers(partition: Partition) -> None:
     covered = 0
     for base in bases:
         if base < covered:
-            partition.disk.remove(partition.folder / partition.files.segment(base).path.name)
+            partition.disk.remove(partition.files.segment(base).path)
             continue
         if base != bases[-1]:
             with contextlib.suppress(DamagedError):  # a read reports the damage

@@ -3,8 +3,8 @@
 A segment is named after the first offset it may hold. Its header frame keeps what a reader needs to start
 there: the max event time, the known producers and, for a segment written by compaction, the range it
 covers. `SegmentFiles` lists the segments of a partition and keeps a few open. `OffsetIndex` finds the
-segment and position of an offset; it remembers sparse index entries of earlier walks and where reads
-stopped.
+segment and position of an offset, with the sparse index entries of earlier walks and the positions at which
+reads stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import msgspec
 
@@ -35,10 +35,12 @@ __all__ = [
     "segment_file_name",
 ]
 
-FORMAT_VERSION = 1
-_CHUNK = 1 << 20
-_INDEX_INTERVAL = 1 << 16  # bytes between two sparse index entries, at least half of it
-_SUFFIX = ".segment"
+FORMAT_VERSION: Final = 1
+_CHUNK_BYTES: Final = 1 << 20  # read at a time when all frames of a file are visited
+_INDEX_INTERVAL: Final = 1 << 16  # bytes between two sparse index entries; at least half of it
+_MAX_OPEN: Final = 8  # segments that a partition keeps open
+_MAX_CURSORS: Final = 64
+_SUFFIX: Final = ".segment"
 
 
 def segment_file_name(base: int) -> str:
@@ -83,10 +85,10 @@ class Segment:
         self.path = folder / segment_file_name(base)
         self.temporary_path = self.path.with_suffix(".new")
         self._disk = disk
-        self.sealed_length: int | None = None
+        self.sealed_length: int | None = None  # valid bytes of a closed segment; None until it is determined
         self._handle: int | None = None
         self._lock = threading.Lock()  # guards the first opening and the sparse index
-        self._sparse_index: list[tuple[int, int]] = []
+        self._sparse_index: list[tuple[int, int]] = []  # offset and position of some frames, sorted
 
     @property
     def handle(self) -> int:
@@ -144,13 +146,12 @@ class Segment:
             limit: Bytes of the file to look at.
             check: Also read the bodies and compare their checksums.
         """
-        data, start = memoryview(b""), position
-        last_indexed = position
+        data, start, last_indexed = memoryview(b""), position, position
         while position + HEADER_SIZE <= limit:
             frame = parse_header(data, position - start, position)
             needed = (frame.length if check else frame.body_at) if frame else limit
             if position - start + needed > len(data):
-                data, start = self._read_chunk(position, limit, _CHUNK, whole=check), position
+                data, start = self._read_chunk(position, limit, _CHUNK_BYTES, whole=check), position
                 frame = parse_header(data, 0, position)
             if frame is None or frame.length < HEADER_SIZE or position + frame.length > limit:
                 return
@@ -239,13 +240,14 @@ class Segment:
 
     def damage_error(self, offset: int | None, position: int) -> DamagedError:
         """Returns the error for a frame that fails its checksum."""
-        at = f"the batch at offset {offset}" if offset is not None else "a batch"
-        facts: dict[str, Any] = {"segment": self.path.name, "offset": offset, "position": position}
+        batch = f"the batch at offset {offset}" if offset is not None else "a batch"
         return DamagedError(
-            f"{at} in {self.path.parent.name}/{self.path.name} is damaged",
+            f"{batch} in {self.path.parent.name}/{self.path.name} is damaged",
             detail=f"the checksum at byte {position} of {self.path} does not match",
             fix="headwater verify",
-            **facts,
+            segment=self.path.name,
+            offset=offset,
+            position=position,
         )
 
     def __del__(self) -> None:
@@ -253,10 +255,6 @@ class Segment:
         if self._handle is not None:
             self._disk.close(self._handle)
             self._handle = None
-
-
-_MAX_OPEN = 8
-_FRAMES_CHUNK = 1 << 20
 
 
 class SegmentFiles:
@@ -309,17 +307,13 @@ class SegmentFiles:
         if segment.base == state.segment:
             return state.length
         if segment.sealed_length is None:
-            segment.sealed_length = min(self.disk.size(segment.handle), self._length_at_close(segment, state))
+            length = self.disk.size(segment.handle)
+            with contextlib.suppress(DamagedError):  # if the next header is damaged, the size of the file counts
+                previous = self.segment(self.next_base(segment.base, state)).header()[1].previous
+                if previous and previous[0] == segment.base and not segment.header()[1].covers_until:
+                    length = min(length, previous[1])
+            segment.sealed_length = length
         return segment.sealed_length
-
-    def _length_at_close(self, segment: Segment, state: PartitionState) -> int:
-        """Returns the valid length at close, from the header of the next segment unless it is damaged."""
-        whole = self.disk.size(segment.handle)
-        with contextlib.suppress(DamagedError):
-            previous = self.segment(self.next_base(segment.base, state)).header()[1].previous
-            if previous and previous[0] == segment.base and not segment.header()[1].covers_until:
-                return previous[1]
-        return whole
 
     def file_size(self, base: int) -> int:
         """Returns the size of a segment's file in bytes."""
@@ -331,7 +325,7 @@ class SegmentFiles:
         segment = self.segment(base)
         position, limit = 0, self.valid_length(segment, state)
         while position < limit:
-            for frame, data in segment.read(position, limit, _FRAMES_CHUNK):
+            for frame, data in segment.read(position, limit, _CHUNK_BYTES):
                 position = frame.position + frame.length
                 yield frame, data
 
@@ -340,9 +334,6 @@ class SegmentFiles:
         with self._lock:
             self._segments.clear()
             self._bases = []
-
-
-_MAX_CURSORS = 64
 
 
 def check_offset(partition: int, offset: int, start: int, end: int) -> None:
