@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.build.sink_stage import SinkOperator
-from headwater.engine.state.state import TIME
+from headwater.engine.state.state import TIME, StatefulStep
 from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore
 
@@ -45,7 +44,7 @@ class StateCost:
 
 
 def measure_growth(
-    folder: Path, sizes: list[int], batch: int, batches: int, operator: SinkOperator
+    folder: Path, sizes: list[int], batch: int, batches: int, operator: StatefulStep
 ) -> Iterator[StateCost]:
     """Fill the state to each size, reopen the store as after a restart, and run batches on random keys."""
     random, filled, number = np.random.default_rng(3), 0, 0
@@ -72,7 +71,7 @@ def measure_growth(
 class _Run:
     """The batches between opening and closing a store, as in one process."""
 
-    def __init__(self, folder: Path, operator: SinkOperator, number: int) -> None:
+    def __init__(self, folder: Path, operator: StatefulStep, number: int) -> None:
         self._store = SqlStore(SqliteDialect(folder))
         self._epoch = self._store.open_epoch(_QUERY)
         self._operator = operator
