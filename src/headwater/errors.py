@@ -47,6 +47,7 @@
     ├── DataError                  stored data is missing, damaged or unreadable
     │   ├── DataGoneError          retention has removed the requested offsets
     │   ├── DamagedError           a checksum does not match
+    │   ├── RowsDroppedError       Spark dropped rows that are not late
     │   └── NewerFormatError       written by a newer version of Headwater
     └── EnvironmentFaultError      disk, network or operating system failed
         ├── DiskFullError          no space left
@@ -587,6 +588,18 @@ class DamagedError(DataError):
     """
 
     code = "DAMAGED"
+
+
+class RowsDroppedError(DataError):
+    """Spark dropped rows of a batch as late, although none of them is; nothing of the batch was committed.
+
+    The watermark is below every event that is not late, so this does not happen to events. It can happen to rows of a
+    function under `hw.stateful` that gives them a time before the watermark. It can also happen in the first
+    batch after an update from a version whose watermark was up to a millisecond higher: an event exactly at that
+    watermark is dropped. A rebuild computes the view again with the current watermark.
+    """
+
+    code = "ROWS_DROPPED"
 
 
 class NewerFormatError(DataError):

@@ -123,6 +123,8 @@ def test_the_watermark_lags_by_a_batch_or_by_the_range_of_a_join(log: EventLog):
     assert account(log).watermark == 5_000_000
     assert account(log, stateful=("aggregate",)).watermark == 2_000_000
     assert account(log, stateful=("aggregate",), mode="update").watermark == 5_000_000
+    steps = {"stateful": ("aggregate", "state per key"), "spark_operators": ("deduplicate",)}
+    assert account(log, mode="update", **steps).watermark == 2_000_000
     assert account(log, delay=1_000_000).watermark == 4_000_000
     planned = {"orders": PlannedInput({0: 0}, {0: 1}, LOWEST_TIME)}
     assert replace(account(log), planned=planned).watermark is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,40 @@ def test_a_query_with_an_end_stops_there(topic):
     assert (ends, more) == ({0: 2, 1: 0}, False)
 
 
+class AppendsBeforeFrames:
+    """A partition to which another process appends just before the planner reads the frames of the next one."""
+
+    def __init__(self, partition: Any, append: Callable[[], None]) -> None:
+        self._partition, self._append = partition, append
+        self.number, self.state = partition.number, partition.state
+
+    def frame_headers(self, start: int, end: int) -> Iterator[Any]:
+        self._append()
+        return self._partition.frame_headers(start, end)
+
+
+def test_an_event_that_arrives_while_a_batch_is_planned_does_not_advance_its_watermark(topic, tmp_path):
+    made = topic([0], [0, 1, 2])
+    log, appended = EventLog(tmp_path, clock=ManualClock(START)), []
+
+    def append() -> None:
+        if not appended:
+            appended.extend([5, 60])  # the first is in time by then, and above the watermark of the second
+            rows = [{"at": START + timedelta(seconds=second)} for second in appended]
+            log.append("t", rows_of(log.topic("t"), rows, partition=0))
+
+    partitions = [AppendsBeforeFrames(partition, append) for partition in made.partitions]
+    planned = plan_batch(SimpleNamespace(partitions=partitions), {0: 1, 1: 0}, rows=1)
+    assert appended
+    assert planned == ({0: 1, 1: 1}, {0: micros(0), 1: micros(0)}, True)
+
+
+def test_events_after_the_end_of_a_query_do_not_advance_its_watermark(topic):
+    made = topic([0, 60], [0, 1])
+    ends, times, _ = plan_batch(made, {0: 1, 1: 0}, rows=100, target={0: 1, 1: 2})
+    assert (ends, times) == ({0: 1, 1: 2}, {0: micros(0), 1: micros(1)})
+
+
 def test_a_new_partition_is_read_from_its_start(topic):
     assert plan_batch(topic([0, 1], [5]), {0: 2}, rows=100)[0] == {0: 2, 1: 1}
 
@@ -77,6 +113,9 @@ def test_a_new_partition_is_read_from_its_start(topic):
     [
         ({0: 9_999, 1: 7_100}, 2_000, 5_000),
         ({0: 9_999, 1: 7_100}, -1, 4_000),
+        ({0: 7_001}, 2_000, 5_000),
+        ({0: 7_000}, 2_000, 4_000),  # an event at 5,000 is not late, so the watermark is below it
+        ({0: -7_000}, 2_000, -10_000),
         ({0: 9_999, 1: LOWEST_TIME}, 2_000, LOWEST_TIME),
         ({0: LOWEST_TIME + 2_000}, 2_000, LOWEST_TIME),
     ],

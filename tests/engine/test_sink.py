@@ -18,7 +18,7 @@ from headwater.engine.failpoints import FAILPOINTS, CrashError, arm, failpoint
 from headwater.engine.sink.publisher import output_topic, publish
 from headwater.engine.sink.sink import Sink, choose_destination, to_view_rows
 from headwater.engine.state.state import SINCE, WEIGHT
-from headwater.errors import EngineFailedError, FencedError, KeyNotUniqueError, LedgerMismatchError
+from headwater.errors import EngineFailedError, FencedError, KeyNotUniqueError, LedgerMismatchError, RowsDroppedError
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.log.storage.frame import LOWEST_TIME
@@ -45,8 +45,12 @@ class Frame:
 class Observed:
     """What Spark counted."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, dropped: int = 0) -> None:
         self.count = count
+        self.dropped = dropped
+
+    def dropped_rows(self) -> int:
+        return self.dropped
 
     def __call__(self, name: str) -> int:
         return self.count
@@ -61,9 +65,15 @@ class Observed:
 class Run:
     """A view "big" over three orders, whose batches a test plans and processes."""
 
-    def __init__(self, context: EngineContext, kind: PipelineKind = PipelineKind.VIEW, **options: Any) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        kind: PipelineKind = PipelineKind.VIEW,
+        stateful: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
         self.context = context
-        self.built = built(pipeline(kind, **options), orders(), drop_late=False)
+        self.built = built(pipeline(kind, **options), orders(), drop_late=False, stateful=stateful)
         self.directory = context.query_directory("big", 1)
         self.topic = output_topic(self.built, 1)
         self.table = TABLE if kind is PipelineKind.VIEW else None
@@ -85,9 +95,9 @@ class Run:
         line = f'{{"i":0,"p0":{end},"w":{LOWEST_TIME}}}'
         self.directory.checkpoint.write(f"offsets/{batch}", f"v1\n{{}}\n{line}".encode())
 
-    def process(self, sink: Sink, batch: int, *ids: int, counted: int | None = None) -> bool:
+    def process(self, sink: Sink, batch: int, *ids: int, counted: int | None = None, dropped: int = 0) -> bool:
         frame: Any = Frame(*ids)
-        observed: Any = Observed(len(ids) if counted is None else counted)
+        observed: Any = Observed(len(ids) if counted is None else counted, dropped)
         committed = sink.process_batch(frame, batch, observed)
         assert frame.runs == 1  # also if the batch was committed before: Spark's state advances with it
         return committed
@@ -136,6 +146,16 @@ def test_the_checkpoint_is_synced_before_the_commit(context: EngineContext, monk
     monkeypatch.setattr(context.store, "commit", lambda given: steps.append("commit") or commit(given))
     run.process(run.start(), 0, 0, 1, 2)
     assert steps == ["sync", "commit"]
+
+
+def test_rows_that_spark_dropped_stop_the_batch(context: EngineContext):
+    run = Run(context, stateful=("deduplicate",))
+    run.plan(0, 3)
+    with pytest.raises(RowsDroppedError) as caught:
+        run.process(run.start(), 0, 0, 1, dropped=1, counted=3)
+    assert (caught.value.data, caught.value.fix) == ({"pipeline": "big", "rows": 1}, "headwater run --rebuild big")
+    assert context.store.last_entry("big@1") is None
+    assert run.published() == []
 
 
 def test_counts_that_differ_stop_the_batch(context: EngineContext):

@@ -91,6 +91,12 @@ class BuiltQuery:
         )
 
     @property
+    def stateful_in_spark(self) -> bool:
+        """Whether a step that Spark runs keeps state."""
+        at_sink = self.sink_stage.descriptions if self.sink_stage is not None else ()
+        return len(self.stateful) > len(at_sink)
+
+    @property
     def emits_versions(self) -> bool:
         """Whether its changes carry the time from which each version of a row is valid."""
         return self.sink_stage is not None and SINCE in self.sink_stage.operator.schema.names
@@ -103,7 +109,8 @@ class BuiltQuery:
     @property
     def lags_one_batch(self) -> bool:
         """Whether rows leave Spark one batch after the watermark has passed them."""
-        if self.sink_stage is not None:
+        # Headwater's operators in Spark hold events until then in every output mode.
+        if self.spark_operators or self.sink_stage is not None:
             return bool(self.spark_operators)
         return self.mode == "append" and bool(self.stateful)
 

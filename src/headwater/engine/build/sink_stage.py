@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.engine.state.key_groups import BatchPacker, decode_ipc, ipc_source_of
-from headwater.engine.state.state import OFFSET, PARTITION, TIME, State, StatefulStep
+from headwater.engine.state.state import OFFSET, PARTITION, TIME, State, StatefulStep, first_open_time
 
 __all__ = ["SinkStage", "StageInput", "union_inputs"]
 
@@ -70,7 +70,7 @@ class SinkStage:
     def run(self, state: State, rows: pa.Table, watermark: int) -> pa.Table:
         """Returns the operator's result for one batch of `frame`."""
         inputs = [self._input_rows(rows, number) for number in range(len(self.inputs))]
-        return self.operator.step(state, inputs, watermark)
+        return self.operator.step(state, inputs, first_open_time(watermark))
 
     def _input_rows(self, rows: pa.Table, number: int) -> pa.Table:
         """Returns the rows of one input, in order."""

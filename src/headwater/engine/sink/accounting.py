@@ -19,21 +19,22 @@ import numpy as np
 
 from headwater.engine.build.build import BuiltQuery
 from headwater.engine.build.inputs import Input
-from headwater.engine.build.plan_analysis import split_partition
+from headwater.engine.build.plan_analysis import scala_items, split_partition
 from headwater.engine.sink.checkpoint import PlannedInput
 from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON
-from headwater.errors import EngineFailedError
+from headwater.errors import EngineFailedError, RowsDroppedError
 from headwater.events.values import format_moment, moments_of
 from headwater.log import LogBatch
 from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import LOWEST_TIME, Frame, envelope_bits
-from headwater.pipelines import DropLate
+from headwater.pipelines import DropLate, PipelineKind
 from headwater.store import EventCounts, InputRange, SideOutput, StateSize
 
 __all__ = ["BatchAccounting", "InputAccounting", "ObservedRows", "Rejection", "account_input", "to_side_outputs"]
 
 _DELETED = envelope_bits({"_hw.deleted": None})
 _MICROSECOND = timedelta(microseconds=1)
+_DROPPED_ROWS = "numRowsDroppedByWatermark"
 
 Rejection: TypeAlias = tuple[int, int, str]
 """An event that an operator rejects: partition (see `split_partition`), offset and reason."""
@@ -176,6 +177,10 @@ class ObservedRows:
         row = self._metric(name)
         return None if row is None else int(row.getLong(0))
 
+    def dropped_rows(self) -> int:
+        """Returns how many rows Spark's stateful steps dropped because their time was not above the watermark."""
+        return _sum_metric(self._execution.executedPlan(), _DROPPED_ROWS)
+
     def rejections(self, names: Sequence[str]) -> tuple[Rejection, ...]:
         """Returns the events that operators in Spark rejected."""
         rows = [row for row in map(self._metric, names) if row is not None]
@@ -191,6 +196,13 @@ class ObservedRows:
             for key_group in row.getList(0)
             for one in msgspec.msgpack.decode(key_group, type=list[StateSize])
         )
+
+
+def _sum_metric(step: Any, name: str) -> int:
+    """Returns the sum of a metric over a step of an executed plan and all steps below it."""
+    metric = step.metrics().get(name)
+    own = int(metric.get().value()) if metric.isDefined() else 0
+    return own + sum(_sum_metric(child, name) for child in scala_items(step.children()))
 
 
 @dataclass(frozen=True)
@@ -232,6 +244,27 @@ class BatchAccounting:
                     detail="nothing of this batch was committed; it will run again",
                     pipeline=self.built.pipeline.name,
                 )
+
+    def check_dropped_rows(self, dropped: int) -> None:
+        """Check that Spark has used every row that was passed to it.
+
+        The watermark is below every event that is not late, so Spark has none to drop.
+
+        Raises:
+            RowsDroppedError: Spark has dropped rows.
+        """
+        if not dropped:
+            return
+        pipeline, view = self.built.pipeline, self.built.pipeline.kind is PipelineKind.VIEW
+        raise RowsDroppedError(
+            f"Spark dropped {dropped} rows of {pipeline} that are not late",
+            detail="nothing of this batch was committed\n"
+            "a step returned rows older than the watermark, or the checkpoint is of a version with a higher watermark",
+            fix=f"headwater run --rebuild {pipeline.name}" if view else "give it another name",
+            location=pipeline.location,
+            pipeline=pipeline.name,
+            rows=dropped,
+        )
 
     @cached_property
     def accounts(self) -> dict[str, InputAccounting]:

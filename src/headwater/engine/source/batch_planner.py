@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from headwater.log.protocol import TimedLog, TimedTopic
+from headwater.log.protocol import PartitionEnd, TimedLog, TimedPartition, TimedTopic
 from headwater.log.storage.frame import LOWEST_TIME, Frame
 
 __all__ = ["BatchPacer", "Span", "plan_batch", "split_into_tasks", "watermark_at"]
@@ -101,7 +101,11 @@ class Span:
 
 
 def watermark_at(max_event_times: Mapping[int, int], lateness: int, topic_lateness: timedelta) -> int:
-    """Returns the watermark for these max event times, in whole milliseconds, because Spark counts in these.
+    """Returns the watermark for these max event times: all events at or before it have been read.
+
+    It is the highest whole millisecond below the lowest max event time minus lateness. Spark counts in milliseconds,
+    and drops a row that is not above the watermark. An event is late below max event time minus lateness, so the
+    watermark is below every event that is not late.
 
     Args:
         max_event_times: The highest event time so far, by partition.
@@ -109,14 +113,14 @@ def watermark_at(max_event_times: Mapping[int, int], lateness: int, topic_latene
         topic_lateness: How long the topic waits.
 
     Example:
-        >>> watermark_at({0: 9_000, 1: 7_100}, 2_000, timedelta())
-        5000
+        >>> watermark_at({0: 9_000, 1: 7_100}, 2_000, timedelta()), watermark_at({0: 7_000}, 2_000, timedelta())
+        (5000, 4000)
     """
     lowest = min(max_event_times.values())
     allowed = topic_lateness // _MICROSECOND if lateness < 0 else lateness
     if lowest <= LOWEST_TIME + allowed:
         return LOWEST_TIME
-    return (lowest - allowed) // _MILLISECOND * _MILLISECOND
+    return (lowest - allowed - 1) // _MILLISECOND * _MILLISECOND
 
 
 def plan_batch(
@@ -137,29 +141,38 @@ def plan_batch(
     Returns:
         The end offsets, the max event times there, and whether there is more input.
     """
-    states = {partition.number: partition.state() for partition in topic.partitions}
+    # Read once: an event that is appended after its partition's end was fixed must not advance the watermark.
+    partitions = topic.partitions
+    states = {partition.number: partition.state() for partition in partitions}
     ends = {number: slot.next_offset for number, slot in states.items()}
     positions = {number: positions.get(number, 0) for number in states}
     if target is not None:
         ends = {number: min(end, target.get(number, 0)) for number, end in ends.items()}
     elif sum(ends[number] - positions[number] for number in ends) <= rows:
         return ends, {number: slot.max_event_time for number, slot in states.items()}, False
-    return _plan_by_event_time(topic, positions, ends, rows)
+    max_event_times = {
+        number: _max_event_time_at(partitions[number], position, states[number])
+        for number, position in positions.items()
+    }
+    frames = {number: partitions[number].frame_headers(start, ends[number]) for number, start in positions.items()}
+    return _plan_by_event_time(frames, dict(positions), max_event_times, rows)
+
+
+def _max_event_time_at(partition: TimedPartition, position: int, state: PartitionEnd) -> int:
+    """Returns the max event time before an offset; `state` is the end of the partition."""
+    following = next(partition.frame_headers(position, state.next_offset), None)
+    return state.max_event_time if following is None else following.max_event_time_before
 
 
 def _plan_by_event_time(
-    topic: TimedTopic, positions: Mapping[int, int], ends: Mapping[int, int], rows: int
+    frames: Mapping[int, Iterator[Frame]], reached: dict[int, int], max_event_times: dict[int, int], rows: int
 ) -> tuple[dict[int, int], dict[int, int], bool]:
-    reached, max_event_times = dict(positions), {}
+    """Advance `reached` and `max_event_times` through the frames of the partitions, in order of event time."""
     # Partition numbers differ, so the heap never compares frames.
     waiting: list[tuple[int, int, Frame, Iterator[Frame]]] = []
-    for number, position in positions.items():
-        headers = topic.partitions[number].frame_headers(position, ends[number])
+    for number, headers in frames.items():
         first = next(headers, None)
-        if first is None:
-            max_event_times[number] = topic.partitions[number].state().max_event_time
-        else:
-            max_event_times[number] = first.max_event_time_before
+        if first is not None:
             heapq.heappush(waiting, (first.max_event_time_before, number, first, headers))
     count = size = 0
     while waiting and count < rows and size < _MAX_BATCH_BYTES:

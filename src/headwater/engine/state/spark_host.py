@@ -25,7 +25,16 @@ from headwater.engine.state.key_groups import (
     pack_key_group,
     unpack_key_group,
 )
-from headwater.engine.state.state import OFFSET, PARTITION, TIME, TIMESTAMP, MemoryState, Operator, next_timer
+from headwater.engine.state.state import (
+    OFFSET,
+    PARTITION,
+    TIME,
+    TIMESTAMP,
+    MemoryState,
+    Operator,
+    first_open_time,
+    next_timer,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -147,7 +156,7 @@ class SparkHost:
         packed, timer = stored or (None, None)
         form = self._operator.form
         state = unpack_key_group(packed, self._key_groups, form) if packed else MemoryState()
-        result = self._operator.step(state, inputs, times.getCurrentWatermarkInMs() * 1_000)
+        result = self._operator.step(state, inputs, first_open_time(times.getCurrentWatermarkInMs() * 1_000))
         timer = self._set_timer(next_timer(state), timer, fired)
         group = pack_key_group(state, self._key_groups, form)
         # State and timer are one value, so a restart finds them together; an empty group must not stay for ever.
@@ -162,7 +171,8 @@ class SparkHost:
 
         Spark removes a timer when it fires, and never fires one that the watermark had reached before it was set.
         """
-        wanted = None if next_time is None else -(-next_time // 1_000)  # rounded up: the watermark must have reached it
+        # Rounded up: the operator pops a timer at t once the watermark has reached t - 1 (see `first_open_time`).
+        wanted = None if next_time is None else -((1 - next_time) // 1_000)
         if wanted != timer:
             if timer is not None and timer != fired:
                 self._handle.deleteTimer(timer)

@@ -36,6 +36,7 @@ __all__ = [
     "StatefulStep",
     "delete_timers",
     "describe_columns",
+    "first_open_time",
     "next_timer",
     "pop_timers",
     "set_timers",
@@ -280,6 +281,14 @@ def pop_timers(state: State, watermark: int) -> list[tuple[int, bytes]]:
     return [(decode_time(timer), timer[8:]) for timer in timers]
 
 
+def first_open_time(watermark: int) -> int:
+    """Returns the earliest time that a later record may have: records at the watermark have all come.
+
+    The hosts of operators pass this time to `StatefulStep.step`.
+    """
+    return watermark + 1
+
+
 def next_timer(state: State) -> int | None:
     """Returns the time of the next timer; None if there is none."""
     first = state.entries(TIMERS, b"", limit=1)
@@ -331,7 +340,7 @@ class StatefulStep(Protocol):
         Args:
             state: The state; changed in place.
             inputs: One table for each input, possibly empty; its rows are in order of time, partition and offset.
-            watermark: Event time up to which all inputs are complete, in microseconds since 1970.
+            watermark: Event time below which all inputs are complete (`first_open_time`), in microseconds since 1970.
 
         Returns:
             Rows of exactly `schema`.
