@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,22 @@ class Client(QueueMethods):
             []
         """
         return self._append(topic, lambda encoder, now: encoder.encode_tombstone(key, now))[0]
+
+    def complete(self, topic: str) -> datetime:
+        """Say that the history of a topic is complete: its event time advances to the present, and windows close.
+
+        Events that happened long before they arrive are history. No silence ends it, because the next file may come in
+        an hour. Events from before the returned time that arrive later than this are late.
+
+        Example:
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("orders", "order_id string, at timestamp", time="at")
+            >>> _ = client.send("orders", {"order_id": "a", "at": "2020-01-01T00:00:00Z"})
+            >>> client.complete("orders").year > 2020
+            True
+        """
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=self.log.complete(topic))
 
     def _append(self, topic: str, make: Callable[[EventEncoder, int], WriteBatch]) -> Receipts:
         return self.log.append(topic, self._encoders.encode(topic, make))

@@ -34,6 +34,7 @@ from headwater.log.topic import (
     check_name,
     check_name_clash,
     check_producer,
+    external_time_error,
     merge_definition,
     unknown_topic_error,
 )
@@ -208,6 +209,23 @@ class EventLog:
     def await_append(self, name: str, pending: PendingAppend) -> Receipt:
         """Wait for an event passed to `begin_append`."""
         return self.open_topic(name).writer.await_append(pending)
+
+    def complete(self, name: str) -> int:
+        """Advance the event time of a topic to the present: no more events from before are expected.
+
+        Returns:
+            The present, in microseconds since 1970.
+
+        Raises:
+            RefusedError: A pipeline keeps the event time of the topic.
+        """
+        topic = self.open_topic(name)
+        if topic.reload().external_time:
+            raise external_time_error(name)
+        now = self.clock.micros()
+        for partition in topic.partitions:
+            partition.append_idle_marker(now)
+        return now
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 from headwater.errors import HeadwaterError, LockedError
 from headwater.log.event_log import EventLog
@@ -14,6 +15,7 @@ from headwater.log.maintenance.compaction import CompactionResult, compact
 from headwater.log.maintenance.idle_markers import IdleDetector
 from headwater.log.maintenance.retention import RetentionResult, apply_retention
 from headwater.log.open_topic import OpenTopic
+from headwater.log.storage import PartitionState
 from headwater.log.storage.frame import LOWEST_TIME
 
 __all__ = ["Maintenance"]
@@ -25,14 +27,19 @@ _CLEANUP_INTERVAL = timedelta(minutes=1)  # between two runs of retention and co
 class Maintenance:
     """The maintenance thread of a node; `run_once` does all of it now.
 
+    Args:
+        log: The log.
+        assume_live: Take every topic as live, whatever its event times; for tests of apps.
+
     Example:
         >>> import tempfile
         >>> log = EventLog(tempfile.mkdtemp())
         >>> Maintenance(log).run_once()
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, *, assume_live: bool = False) -> None:
         self._log = log
+        self._assume_live = assume_live
         self._idle_detector = IdleDetector(log.clock)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -70,15 +77,24 @@ class Maintenance:
         if definition.external_time:
             return
         ends = {partition.number: partition.state() for partition in topic.partitions}
-
-        def is_awaited(known: int) -> bool:
-            return self._max_event_time() > known - definition.lateness // timedelta(microseconds=1)
-
-        table_awaited = is_awaited if definition.is_table else None
-        for number, time in self._idle_detector.due_markers(
-            definition.name, ends, definition.idle, table_awaited=table_awaited
-        ):
+        if definition.is_table:
+            lateness = definition.lateness // timedelta(microseconds=1)
+            is_awaited = lambda known: self._max_event_time() > known - lateness  # noqa: E731
+            due = self._idle_detector.due_table_markers(definition, ends, is_awaited)
+        else:
+            due = self._idle_detector.due_markers(definition, ends, partial(self._arrival, topic, ends))
+        for number, time in due:
             topic.partitions[number].append_idle_marker(time)
+
+    def _arrival(self, topic: OpenTopic, ends: Mapping[int, PartitionState], number: int) -> int:
+        """Returns when the record arrived that set the max event time of a partition."""
+        end = ends[number]
+        if self._assume_live:
+            return end.max_event_time
+        # It arrived no later than the last event. The exact moment is searched only if it makes a difference.
+        if topic.definition.is_live(end.max_event_time, end.appended_at):
+            return end.appended_at
+        return topic.partitions[number].max_event_time_arrival()
 
     def _max_event_time(self) -> int:
         """Returns the max event time of all topics that are not tables."""
