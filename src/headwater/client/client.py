@@ -363,7 +363,7 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
         []
     """
     if where in (None, ""):
-        return _connect_profile(read_profile(profile), clock or SystemClock())
+        return _connect_profile(read_profile(profile), clock)
     if profile is not None:
         what = "both an address and a profile are given, and each says where the log is"
         raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
@@ -380,10 +380,11 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
         what = f"cannot connect to {redact(address)!r}"
         forms = "the address is a folder, http://host:port or kafka://host:port"
         raise BadSettingError(what, detail=forms, fix='hw.connect(".headwater")')
-    return Client(EventLog(address, clock=clock), clock or SystemClock())
+    log = EventLog(address, clock=clock)
+    return Client(log, log.clock)
 
 
-def _connect_profile(profile: Profile, clock: Clock) -> Client:
+def _connect_profile(profile: Profile, clock: Clock | None) -> Client:
     """Returns a client for the log, views and queues of a profile."""
     if profile.log is None and profile.store is None and profile.queues is None:
         return connect(profile.data_folder(), clock=clock)
@@ -391,4 +392,4 @@ def _connect_profile(profile: Profile, clock: Clock) -> Client:
     log = open_log(profile.log.resolve() if profile.log else str(folder), clock)
     url = profile.store.resolve() if profile.store else None
     queues = profile.queues.resolve() if profile.queues else None
-    return Client(log, clock, open_views(log, url, folder), folder=folder, queues=queues)
+    return Client(log, log.clock, open_views(log, url, folder), folder=folder, queues=queues)
