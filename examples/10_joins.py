@@ -41,7 +41,7 @@ ORDERS = [(1, "x", "Rome", 0), (2, "y", "Oslo", 1), (3, "x", "Bonn", 3), (4, "x"
 PAYMENTS = [(91, 1, 2), (92, 3, 12), (93, 2, 30)]  # the third pays after 29 minutes: too late for its order
 
 if __name__ == "__main__":
-    with run(app, now=START + timedelta(minutes=30)) as world:
+    with run(app) as world:
         for order_id, card, city, minute in ORDERS:
             at = START + timedelta(minutes=minute)
             world.send("orders", {"order_id": order_id, "card": card, "city": city, "placed_at": at})

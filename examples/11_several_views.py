@@ -39,7 +39,7 @@ PEOPLE = ("ada", "bob", "cy")
 ORDERS = [(PEOPLE[n % 3], 100 + 377 * n % 1500, START + timedelta(seconds=40 * n)) for n in range(180)]
 
 if __name__ == "__main__":
-    with run(app, now=START + timedelta(hours=2)) as world:
+    with run(app) as world:
         world.send("orders", *({"customer": who, "cents": cents, "at": at} for who, cents, at in ORDERS))
         world.advance("3 hours")  # idle long enough that all windows close, in both steps of the chain
         world.settle()

@@ -8,6 +8,8 @@ from decimal import Decimal
 
 import pytest
 
+from headwater.log import PartitionRange
+
 
 def order(number: int, **fields) -> dict[str, object]:
     """Returns an order as a JSON object."""
@@ -18,6 +20,10 @@ def order(number: int, **fields) -> dict[str, object]:
 def ndjson(*values: object) -> str:
     """Returns the values as JSON, one per line."""
     return "".join(f"{json.dumps(value)}\n" for value in values)
+
+
+def ends(log) -> list[PartitionRange]:
+    return log.log.ends("orders")
 
 
 def texts(log, topic="notes") -> list[str]:
@@ -53,6 +59,24 @@ def test_an_event_may_be_an_argument(call, log):
     (event,) = log.read("orders")
     assert event.value["amount"] == Decimal("1.50")
     assert event.key == 7
+
+
+def test_history_can_be_completed_with_its_last_events(call, log):
+    assert call("send", "orders", "--complete", stdin=ndjson(order(1))).code == 0
+    (reached,) = {part.max_event_time for part in ends(log)}
+    assert reached > datetime(2026, 1, 2, tzinfo=UTC).timestamp() * 1e6
+
+
+def test_complete_advances_the_event_time_of_all_partitions(call, log):
+    call("send", "orders", json.dumps(order(1)))
+    (done,) = call("complete", "orders", "--json").rows
+    reached = datetime.fromisoformat(done["event_time"])
+    assert done["topic"] == "orders"
+    assert {part.max_event_time for part in ends(log)} == {round(reached.timestamp() * 1e6)}
+
+
+def test_completing_an_unknown_topic_is_a_wrong_usage(call, log):
+    assert call("complete", "missing").code == 2
 
 
 def test_nothing_in_means_nothing_sent(call, log):

@@ -53,6 +53,17 @@ class SendingContract:
         assert caught.value.location is not None
         assert caught.value.location.file.endswith("sending.py")
 
+    def test_a_topic_is_completed_up_to_the_present(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, Order, time="placed_at", partitions=2)
+        client.send(name, order(1))
+        assert client.complete(name) > NOON + timedelta(days=1)
+        assert [event.late for event in client.read(name)] == [False]
+
+    def test_a_topic_that_does_not_exist_cannot_be_completed(self, client: hw.Client):
+        with pytest.raises(errors.UnknownTopicError):
+            client.complete(fresh())
+
     @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up", "a b", "ä", "x" * 250, "a\x00", "a%2Fb"])
     def test_a_name_that_cannot_be_is_refused(self, client: hw.Client, name: str):
         with pytest.raises(errors.BadNameError):

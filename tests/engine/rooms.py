@@ -16,6 +16,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.failpoints import failpoint
 from headwater.events import ManualClock
 from headwater.log import EventLog
+from headwater.log.maintenance.maintenance import Maintenance
 from headwater.testing import World
 from headwater.testing.world import get_spark
 
@@ -39,7 +40,7 @@ def started(
     context = EngineContext(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
     engine = Engine(app.resolve(), lambda: get_spark().session, context, rebuild)
     engine.start()
-    world = World(engine, context, log, clock, app)
+    world = World(engine, context, Maintenance(log, assume_live=True), clock, app)
     try:
         yield world
     finally:

@@ -53,7 +53,7 @@ def test_rows_of_an_append_pipeline_are_in_time_for_the_next(make):
     def hours(first):
         return first.groupBy(F.window(time, "1 hour").alias("h")).agg(F.count("*").alias("n"))
 
-    with run(app, now=S + timedelta(minutes=5)) as world:
+    with run(app) as world:
         world.send("a", *({"ka": i % 3, "ta": S + timedelta(seconds=i * 7)} for i in range(40)))
         world.send("b", {"kb": 99, "tb": S})
         world.advance("5 hours")

@@ -173,7 +173,7 @@ def _row(id_: int, second: float) -> dict[str, Any]:
 @example(seed=1)
 def test_any_order_any_copies_any_cuts_give_the_rows_of_a_batch_query(seed):
     app, told = shop(), story(seed)
-    with run(app, now=T0 + timedelta(minutes=4), rows=told.rows) as world:
+    with run(app, rows=told.rows) as world:
         tell(world, told)
         log = world._context.log
         for name in (*TIMED, "doubled"):
@@ -244,7 +244,7 @@ def test_an_event_exactly_at_the_watermark_counts():
 def test_windows_of_a_topic_with_a_quiet_partition_close():
     """F43: one partition is silent from the beginning, another falls silent; time goes on by the idle time."""
     app = small_shop()
-    with run(app, now=T0 + timedelta(minutes=1)) as world:
+    with run(app) as world:
         world.send("a", _row(1, 0), _row(2, 4))
         world.settle()
         assert view_table(world, "sessions").num_rows == 0

@@ -102,7 +102,7 @@ def test_an_empty_partition_follows_the_others(log, clock):
     clock.advance("10 seconds")
     furthest = log.ends("orders")[0].max_event_time
     maintenance.run_once()
-    assert [part.max_event_time for part in log.ends("orders")] == [furthest + 10 * SECOND, furthest, furthest]
+    assert [part.max_event_time for part in log.ends("orders")] == [furthest + 10 * SECOND] * 3
 
 
 class Jumping(ManualClock):
@@ -169,7 +169,7 @@ def test_a_fault_of_one_topic_does_not_stop_the_others(log, caplog, error, logge
     assert len(caplog.records) == logged
 
 
-def test_the_thread_works_until_it_is_stopped(log, monkeypatch):
+def test_the_threads_work_until_they_are_stopped(log, monkeypatch):
     filled(log)
     maintenance = Maintenance(log)
     worked = threading.Event()
@@ -178,31 +178,27 @@ def test_the_thread_works_until_it_is_stopped(log, monkeypatch):
     maintenance.start()
     assert worked.wait(30)
     maintenance.stop()
-    assert maintenance._thread is not None
-    assert not maintenance._thread.is_alive()
+    assert [thread.is_alive() for thread in maintenance._threads] == [False, False]
 
 
-def test_the_thread_tidies_once_a_minute(log, clock, monkeypatch):
-    maintenance = Maintenance(log)
-    called: list[str] = []
-    pauses = iter([False] * 3 + [True])
-
-    def pause(_seconds):
-        clock.advance("30 seconds")
-        return next(pauses)
-
-    monkeypatch.setattr(maintenance, "for_each_topic", lambda work: called.append(work.__name__))
-    monkeypatch.setattr(maintenance._stopped, "wait", pause)
-    maintenance._run()
-    assert called == ["append_idle_markers", "append_idle_markers", "apply_retention", "compact", "append_idle_markers"]
-
-
-def test_a_stop_before_the_start_ends_the_loop_at_once(log):
+def test_a_stop_before_the_start_ends_the_threads_at_once(log):
     maintenance = Maintenance(log)
     maintenance.stop()
     maintenance.start()
-    maintenance._thread.join(timeout=10)
-    assert not maintenance._thread.is_alive()
+    maintenance.stop()
+    assert [thread.is_alive() for thread in maintenance._threads] == [False, False]
+
+
+@pytest.mark.parametrize(("pause", "silent"), [(5, 12), (6, 0)])
+def test_a_process_that_was_stopped_counts_silence_anew(log, clock, pause, silent):
+    filled(log)  # idle after ten seconds
+    start = log.ends("orders")[0].max_event_time
+    maintenance = Maintenance(log)
+    for seconds in (1, 1, 5, pause):
+        clock.advance(f"{seconds} seconds")
+        maintenance.check_idle(timedelta(seconds=seconds))
+    passed = (12 if pause == 5 else 13) - 1  # the first check saw the event after one second
+    assert log.ends("orders")[0].max_event_time == start + (passed if silent else 0) * SECOND
 
 
 def test_an_idle_table_is_known_up_to_the_present(log, clock):

@@ -43,6 +43,7 @@ COMMANDS: Final = {
         Command("late", "look", "pipelines", "Print late or quarantined events, or send them again."),
         Command("queues", "look", "queues", "Show the counts of queues, or the dead letters of a queue."),
         Command("send", "act", "send", "Send JSON events to a topic."),
+        Command("complete", "act", "send", "Say that the history of a topic is complete."),
         Command("redrive", "act", "queues", "Send dead letters back to their queue."),
         Command("reset", "act", "groups", "Set the committed offsets of a consumer group."),
         Command("backfill", "act", "pipelines", "Rebuild a view from the log, then switch to it."),

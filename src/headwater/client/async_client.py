@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -74,6 +75,10 @@ class AsyncClient:
     async def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key from a compacted topic."""
         return await self._run(self.client.delete, topic, key)
+
+    async def complete(self, topic: str) -> datetime:
+        """Say that the history of a topic is complete."""
+        return await self._run(self.client.complete, topic)
 
     async def read(
         self, topic: str, start: Start = "earliest", stop: Start | None = "end", **options: Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,22 @@ class Client(QueueMethods):
             []
         """
         return self._append(topic, lambda encoder, now: encoder.encode_tombstone(key, now))[0]
+
+    def complete(self, topic: str) -> datetime:
+        """Say that the history of a topic is complete: its event time advances to the present, and windows close.
+
+        Events that happened long before they arrive are history. No silence ends it, because the next file may come in
+        an hour. Events from before the returned time that arrive later than this are late.
+
+        Example:
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("orders", "order_id string, at timestamp", time="at")
+            >>> _ = client.send("orders", {"order_id": "a", "at": "2020-01-01T00:00:00Z"})
+            >>> client.complete("orders").year > 2020
+            True
+        """
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=self.log.complete(topic))
 
     def _append(self, topic: str, make: Callable[[EventEncoder, int], WriteBatch]) -> Receipts:
         return self.log.append(topic, self._encoders.encode(topic, make))
@@ -347,7 +363,7 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
         []
     """
     if where in (None, ""):
-        return _connect_profile(read_profile(profile), clock or SystemClock())
+        return _connect_profile(read_profile(profile), clock)
     if profile is not None:
         what = "both an address and a profile are given, and each says where the log is"
         raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
@@ -364,10 +380,11 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
         what = f"cannot connect to {redact(address)!r}"
         forms = "the address is a folder, http://host:port or kafka://host:port"
         raise BadSettingError(what, detail=forms, fix='hw.connect(".headwater")')
-    return Client(EventLog(address, clock=clock), clock or SystemClock())
+    log = EventLog(address, clock=clock)
+    return Client(log, log.clock)
 
 
-def _connect_profile(profile: Profile, clock: Clock) -> Client:
+def _connect_profile(profile: Profile, clock: Clock | None) -> Client:
     """Returns a client for the log, views and queues of a profile."""
     if profile.log is None and profile.store is None and profile.queues is None:
         return connect(profile.data_folder(), clock=clock)
@@ -375,4 +392,4 @@ def _connect_profile(profile: Profile, clock: Clock) -> Client:
     log = open_log(profile.log.resolve() if profile.log else str(folder), clock)
     url = profile.store.resolve() if profile.store else None
     queues = profile.queues.resolve() if profile.queues else None
-    return Client(log, clock, open_views(log, url, folder), folder=folder, queues=queues)
+    return Client(log, log.clock, open_views(log, url, folder), folder=folder, queues=queues)

@@ -152,16 +152,15 @@ def _wait_until_reachable(open_: Callable[[], T], data: Path, ended: threading.E
 @contextlib.contextmanager
 def _open_context(profile: Profile, data: Path, spark: Spark, ended: threading.Event) -> Iterator[EngineContext]:
     """Yields an engine context with the log and store of a profile; closes both after the block."""
-    clock = SystemClock()
     log_url = profile.log.resolve() if profile.log else str(data)
     _wait_until_reachable(partial(ping_log, log_url), data, ended)
     is_local = profile.spark.resolve().startswith("local")
-    log = open_log(log_url, clock, index_time=True, cache=data / "engine" / "pages" if is_local else None)
+    log = open_log(log_url, index_time=True, cache=data / "engine" / "pages" if is_local else None)
     url = profile.store.resolve() if profile.store else None
-    open_ = partial(open_store, url, data, clock, partial(failpoint, "in-sink-commit"))
+    open_ = partial(open_store, url, data, log.clock, partial(failpoint, "in-sink-commit"))
     with contextlib.closing(log), contextlib.closing(_wait_until_reachable(open_, data, ended)) as store:
         cores, checkpoints = _spark_settings(profile).cores, _checkpoint_folder(profile, spark)
-        yield EngineContext(data, log, store, clock, cores=cores, checkpoints=checkpoints, jars=profile.jars)
+        yield EngineContext(data, log, store, log.clock, cores=cores, checkpoints=checkpoints, jars=profile.jars)
 
 
 def _checkpoint_folder(profile: Profile, spark: Spark) -> CheckpointFolder | None:

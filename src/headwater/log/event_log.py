@@ -20,20 +20,21 @@ import msgspec
 import numpy as np
 
 from headwater.errors import BadOffsetError, DamagedError, NewerFormatError
-from headwater.events import Clock, Receipt, SystemClock, merge
+from headwater.events import Clock, Receipt, merge
 from headwater.events.envelope import Receipts
 from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.consumer_groups import FolderGroups
 from headwater.log.notifier import FileNotifier, Waiter
 from headwater.log.open_topic import OpenTopic, latest_schema_version, load_schema, schema_file_name
-from headwater.log.storage import Disk, Partition
+from headwater.log.storage import AnchoredClock, Disk, Partition
 from headwater.log.storage.segment import FORMAT_VERSION
 from headwater.log.topic import (
     Topic,
     check_name,
     check_name_clash,
     check_producer,
+    external_time_error,
     merge_definition,
     unknown_topic_error,
 )
@@ -70,7 +71,7 @@ class EventLog:
     Args:
         folder: Created when it does not exist.
         disk: File system access; tests pass one that fails.
-        clock: The current time; tests pass a test clock.
+        clock: The current time; the clock that all processes of the folder share, if omitted.
 
     Example:
         >>> import tempfile
@@ -84,7 +85,7 @@ class EventLog:
         self.folder = Path(folder).absolute()
         self.url = str(self.folder)  # by which another process opens the same log
         self.disk = disk or Disk()
-        self.clock = clock or SystemClock()
+        self.clock: Clock = clock or AnchoredClock(self.disk, self.folder / "clock.json")
         self._open_topics: dict[str, OpenTopic] = {}
         self._mutex = threading.RLock()  # guards `_open_topics`; re-entrant, since `create` opens topics
         self.disk.make_folder(self.folder / "topics")
@@ -209,6 +210,23 @@ class EventLog:
         """Wait for an event passed to `begin_append`."""
         return self.open_topic(name).writer.await_append(pending)
 
+    def complete(self, name: str) -> int:
+        """Advance the event time of a topic to the present: no more events from before are expected.
+
+        Returns:
+            The present, in microseconds since 1970.
+
+        Raises:
+            RefusedError: A pipeline keeps the event time of the topic.
+        """
+        topic = self.open_topic(name)
+        if topic.reload().external_time:
+            raise external_time_error(name)
+        now = self.clock.micros()
+        for partition in topic.partitions:
+            partition.append_idle_marker(now)
+        return now
+
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""
         check_producer(producer)
@@ -320,6 +338,8 @@ class EventLog:
     def reset_after_fork(self) -> None:
         """Forget all open files in a forked child, which would share its parent's files and locks."""
         self._mutex = threading.RLock()
+        if isinstance(self.clock, AnchoredClock):
+            self.clock.reset_after_fork()
         opened, self._open_topics = self._open_topics, {}
         for topic in opened.values():
             topic.close_files()

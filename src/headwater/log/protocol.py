@@ -80,6 +80,9 @@ class Log(Protocol):
     def await_append(self, name: str, pending: Any) -> Receipt:
         """Wait for an event passed to `begin_append`."""
 
+    def complete(self, name: str) -> int:
+        """Advance the event time of a topic to the present and return it, in microseconds since 1970."""
+
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition."""
 

@@ -24,6 +24,7 @@ from headwater.errors import (
     BadKeyError,
     BadNameError,
     BadSettingError,
+    RefusedError,
     SourceLocation,
     TimeColumnMissingError,
     TooLargeError,
@@ -50,6 +51,7 @@ __all__ = [
     "check_name_clash",
     "check_producer",
     "drop",
+    "external_time_error",
     "merge_definition",
     "missing_key_error",
     "normalize_name",
@@ -328,6 +330,18 @@ class Topic:
         """
         return self.compact or change_row_schema(self.schema) is not None
 
+    def is_live(self, max_event_time: int, arrived_at: int) -> bool:
+        """Whether the record that set the topic's max event time arrived at most lateness + idle after it.
+
+        Otherwise the topic holds history, and silence does not advance its event time. Times are in microseconds.
+
+        Example:
+            >>> topic = Topic.declare("orders", "id int", lateness="10 s", idle="30 s")
+            >>> topic.is_live(0, 40_000_000), topic.is_live(0, 40_000_001)
+            (True, False)
+        """
+        return arrived_at - max_event_time <= (self.lateness + self.idle) // timedelta(microseconds=1)
+
     @property
     def event_time_source(self) -> str:
         """A description of where the event time comes from.
@@ -440,6 +454,17 @@ def unknown_topic_error(name: str, known: Sequence[str]) -> UnknownTopicError:
         fix=near[0] if near else 'client.create_topic("orders", Order)',
         topic=name,
     )
+
+
+def external_time_error(name: str) -> RefusedError:
+    """Returns the error for a topic whose event time only its pipeline advances.
+
+    Example:
+        >>> external_time_error("revenue").data
+        {'topic': 'revenue'}
+    """
+    what = f'topic "{name}" cannot be completed: its event time is the watermark of the pipeline that writes it'
+    return RefusedError(what, fix="complete the topics that the pipeline reads", topic=name)
 
 
 def missing_key_error(topic: Topic, name: str, row: int) -> BadKeyError:

@@ -40,7 +40,8 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
 
     Args:
         app: The app.
-        now: The initial time of the test clock; the current time, if omitted. Only `advance` moves the clock.
+        now: The initial time of the test clock; the current time, if omitted. Only `advance` moves the clock. With it,
+            events that are old when they arrive are history, as on a node; without it, every topic is live.
         rows: The approximate number of events in a batch; a small number divides the same events into more batches.
 
     Example:
@@ -63,7 +64,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
         context = EngineContext(log.folder, log, store, clock, rows=rows, wait=_WAIT)
         engine = Engine(graph, lambda: get_spark().session, context)
         engine.start()
-        world = World(engine, context, log, clock, app)
+        world = World(engine, context, Maintenance(log, assume_live=now is None), clock, app)
         try:
             yield world
         finally:
@@ -97,10 +98,12 @@ class World:
         clock: The test clock, which all its parts use.
     """
 
-    def __init__(self, engine: Engine, context: EngineContext, log: EventLog, clock: ManualClock, app: App) -> None:
+    def __init__(
+        self, engine: Engine, context: EngineContext, maintenance: Maintenance, clock: ManualClock, app: App
+    ) -> None:
         self._engine = engine
         self._context = context
-        self._maintenance = Maintenance(log)
+        self._maintenance = maintenance
         self.clock = clock
         self.data = context.data
         self.client: Client = connect(context.data, clock=clock)

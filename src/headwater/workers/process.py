@@ -20,7 +20,6 @@ from headwater.app_file import load_app
 from headwater.backends import broker_url, open_log, open_responder
 from headwater.client import Client
 from headwater.errors import HeadwaterError
-from headwater.events import SystemClock
 from headwater.profiles import read_profile
 from headwater.queues import Bridge, Worker
 from headwater.queues.request_reply.dispatcher import Answer
@@ -112,7 +111,7 @@ def _run(command: WorkerCommand, data: Path, node: int) -> None:
     app = load_app(command.app)
     profile = read_profile(command.profile or None, Path(command.here or "."))
     log = open_log(profile.log.resolve() if profile.log else str(data))
-    client = Client(log, SystemClock(), queues=broker_url(profile, data))
+    client = Client(log, log.clock, queues=broker_url(profile, data))
     pool = WorkerPool(client, command.workers(app), command.bridges(app))
     _watch_parent(ended, pool.failed)
     responder = contextlib.ExitStack()

@@ -53,7 +53,7 @@ class Stream:
 
     def advance(self, by: str) -> None:
         """Let time pass on topics that are quiet."""
-        upkeep = Maintenance(self._log)
+        upkeep = Maintenance(self._log, assume_live=True)
         upkeep.for_each_topic(upkeep.append_idle_markers)
         self.clock.advance(by)
         upkeep.for_each_topic(upkeep.append_idle_markers)

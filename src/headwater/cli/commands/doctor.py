@@ -26,12 +26,12 @@ from headwater.cli.commands.status import inspect_node
 from headwater.cli.commands.storage import measure_sync
 from headwater.cli.commands.topics import to_datetime
 from headwater.cli.formatting import format_bytes, format_duration, format_time, plural
-from headwater.cli.options import DEFAULTS, Options, local_folder
+from headwater.cli.options import DEFAULTS, Flag, Options, local_folder
 from headwater.cli.output import Column, Output
 from headwater.config import PORT
 from headwater.errors import DamagedError, HeadwaterError
 from headwater.log import EventLog, Topic
-from headwater.log.storage import Disk, StateFile
+from headwater.log.storage import AnchoredClock, Disk, StateFile
 from headwater.log.storage.segment import FORMAT_VERSION
 from headwater.profiles import Profile
 
@@ -146,6 +146,22 @@ def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
     return Check("clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back")
 
 
+def folder_clock(log: EventLog) -> AnchoredClock:
+    """Returns the clock of a log's folder."""
+    assert isinstance(log.clock, AnchoredClock)
+    return log.clock
+
+
+def _check_jump(folder: Path) -> Check | None:
+    with EventLog(folder) as log:
+        jump = folder_clock(log).jump
+    if not jump:
+        return None
+    detail = f"the wall clock jumped {'ahead' if jump > timedelta(0) else 'back'} by {format_duration(abs(jump))}"
+    fix = "headwater doctor --accept-clock   if it is right now; until then nothing is removed by age"
+    return Check("clock", CheckState.WARN, detail, fix)
+
+
 def _check_port(folder: Path, port: int) -> Check:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the node does
@@ -179,7 +195,7 @@ def server_checks(profile: Profile) -> Iterator[Check]:
 _COLOURS = {CheckState.OK: "green", CheckState.WARN: "yellow", CheckState.FAIL: "red"}
 
 
-def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
+def doctor(*, port: int | None = None, accept_clock: Flag = False, options: Options = DEFAULTS) -> int:
     """Check the machine and the data folder.
 
     With a profile, also checks whether its servers answer. Each problem is printed with its fix. The exit code is 1 if
@@ -187,10 +203,14 @@ def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
 
     Args:
         port: The port to check for the node [default: HEADWATER_PORT, else 8642].
+        accept_clock: Continue with the wall clock as it is now, after a jump.
         options: Options of every command.
     """
     output = Output(options)
     folder = local_folder(options)
+    if accept_clock:
+        with EventLog(folder) as log:
+            folder_clock(log).renew(accept_wall=True)
     checks = list(machine_checks(folder, PORT.number(port)))
     if (folder / "log.json").exists():
         checks += log_checks(folder)
@@ -229,6 +249,8 @@ def log_checks(folder: Path) -> Iterator[Check]:
     if not faults:
         topics = plural(len(_topic_folders(folder)), "topic")
         yield Check("side files", CheckState.OK, f"definitions, types and offsets of {topics} are readable")
+    if (folder / "clock.json").exists() and (jumped := _check_jump(folder)) is not None:
+        yield jumped
     if (behind := check_clock_skew(_latest_append(folder), datetime.now(UTC))) is not None:
         yield behind
 

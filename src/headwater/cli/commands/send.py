@@ -23,8 +23,8 @@ import msgspec
 import pyarrow as pa
 from cyclopts import Parameter
 
-from headwater.cli.formatting import plural
-from headwater.cli.options import DEFAULTS, Options, PositionText, open_client
+from headwater.cli.formatting import format_time, plural
+from headwater.cli.options import DEFAULTS, Flag, Options, PositionText, open_client
 from headwater.cli.output import Output, Progress
 from headwater.errors import BadEventError, BadKeyError, BadSettingError, TooLargeError, UsageError
 from headwater.events import MAX_JSON_LINE, Codec, check_headers, check_traceparent, key_bytes
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headwater.client import Client
     from headwater.events.envelope import Receipts
 
-__all__ = ["send"]
+__all__ = ["complete", "send"]
 
 _CHUNK: Final = 4 << 20  # bytes
 _PAUSE: Final = 0.05  # seconds without input, then the lines read so far are sent
@@ -133,6 +133,7 @@ def send(
     key: Annotated[str | None, Parameter(name=["--key", "-k"], allow_leading_hyphen=True)] = None,
     header: Annotated[list[str] | None, Parameter(negative="")] = None,
     event_time: PositionText | None = None,
+    complete: Flag = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Send JSON events to a topic.
@@ -147,6 +148,7 @@ def send(
         key: Key of all events; also sets the key column of the type.
         header: Header of all events, as name=value; may be repeated.
         event_time: Event time of all events: a time with zone, or a relative time such as -5m.
+        complete: These events complete the history of the topic: afterwards, its event time advances to the present.
         options: Options of every command.
     """
     output = Output(options)
@@ -167,8 +169,28 @@ def send(
             if not typed:
                 progress.update(sent)
         progress.close()
+        if complete:
+            client.complete(topic)
     lost = f", {dropped:,} dropped by the topic's overload policy" if dropped else ""
     output.note(f"sent {plural(sent, 'event')} to {topic}{lost}")
+    return 0
+
+
+def complete(topic: str, /, *, options: Options = DEFAULTS) -> int:
+    """Say that the history of a topic is complete.
+
+    Events that happened long before they arrive are history: event time advances with them alone, and the last windows
+    stay open, because the next file may come in an hour. This command advances the event time of the topic to the
+    present. Earlier events that arrive afterwards are late.
+
+    Args:
+        topic: The topic.
+        options: Options of every command.
+    """
+    output = Output(options)
+    with open_client(options) as client:
+        reached = client.complete(topic)
+    output.print_record({"topic": topic, "event_time": reached}, [f"{topic} is complete up to {format_time(reached)}"])
     return 0
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import time
+from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from headwater.cli.commands.topics import event_count
+from headwater.cli.commands.topics import event_count, to_datetime
 from headwater.cli.formatting import format_duration, plural
 from headwater.cli.options import DEFAULTS, Options, engine_folder, local_folder, open_client
 from headwater.cli.output import Output
@@ -19,8 +22,9 @@ from headwater.store.status import read_engine_status
 
 if TYPE_CHECKING:
     from headwater.client import Client
+    from headwater.log.protocol import Log
 
-__all__ = ["NodeStatus", "fetch_health", "inspect_node", "status"]
+__all__ = ["NodeStatus", "fetch_health", "find_waiting_history", "inspect_node", "status"]
 
 _TIMEOUT: Final = 3.0  # seconds
 
@@ -121,6 +125,7 @@ def _log_facts(client: Client) -> dict[str, Any]:
     names, lags, pipeline_lags = client.topics(), client.lag(), client.pipeline_lag()
     furthest = max(lags, key=lambda lag: lag.behind, default=None)
     slowest = max(pipeline_lags, key=lambda lag: lag.behind, default=None)
+    history = find_waiting_history(client.log, {lag.input for lag in pipeline_lags})
     states = client.sql("select name, state from hw_pipelines order by name").rows if pipeline_lags else []
     return {
         "topics": len(names),
@@ -131,9 +136,24 @@ def _log_facts(client: Client) -> dict[str, Any]:
         "furthest": {"group": furthest.group, "topic": furthest.topic} if furthest else None,
         "pipelines": len(states),
         "pipelines_failed": [name for name, state in states if state == "failed"],
+        "waiting": [{"topic": name, "reason": "history", "fix": f"headwater complete {name}"} for name in history],
         "pipelines_behind": slowest.behind.total_seconds() if slowest else 0.0,
         "pipelines_furthest": {"pipeline": slowest.pipeline, "input": slowest.input} if slowest else None,
     }
+
+
+def find_waiting_history(log: Log, names: Iterable[str]) -> list[str]:
+    """Returns the topics that hold history and have become idle: no silence advances their event time."""
+    now, found = time.time_ns() // 1_000, []
+    for name in sorted(names):
+        topic, ends = log.topic(name), log.ends(name)
+        newest = max(ends, key=lambda part: part.max_event_time)
+        silence = timedelta(microseconds=now - max(part.appended_at for part in ends))
+        if topic.is_table or topic.external_time or to_datetime(newest.max_event_time) is None or silence < topic.idle:
+            continue
+        if not topic.is_live(newest.max_event_time, newest.appended_at):
+            found.append(name)
+    return found
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
@@ -155,6 +175,8 @@ def _lines(document: dict[str, Any]) -> list[str]:
             behind = format_duration(document[f"{prefix}behind"])
             place = " on ".join(furthest.values())
             lines.append(f"{title:10} {document[title]:<9} furthest behind: {place}, {behind}")
+    for waiting in document["waiting"]:
+        lines.append(f"waiting    {waiting['reason']:<9} {waiting['topic']}; if all of it is loaded: {waiting['fix']}")
     if document["pipelines_failed"]:
         names = ", ".join(document["pipelines_failed"])
         lines.append(f"failed     {len(document['pipelines_failed']):<9} {names}; headwater view hw_pipelines says why")

@@ -49,6 +49,8 @@ INDEX_CONFIG: Final = {
     "retention.bytes": "-1",
     "message.timestamp.type": "CreateTime",
 }
+UNKNOWN_ARRIVAL: Final = 2**62
+"""Stands for an unknown arrival, in ranges of older versions: late after every event time, so the topic is not live."""
 _NEEDS_READ: Final = envelope_bits({"_hw.deleted": None})
 _MAX_CACHED_RANGES: Final = 20_000  # per partition
 _STALL_TIMEOUT: Final = 2.0  # seconds without an expected record, then the consumer is replaced
@@ -63,7 +65,7 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
 
     A range without events is an idle marker. `size` estimates the bytes of its rows. `needs_read`: some rows are
     tombstones or cannot be decoded. `lowest`: see `_max_lateness`. `partitions`: the topic's number of partitions
-    when the record was written.
+    when the record was written. `arrived_at`: when the record arrived that set the max event time.
     """
 
     base_offset: int
@@ -76,6 +78,7 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     max_event_time_before: int
     max_event_time: int
     partitions: int = 0
+    arrived_at: int = UNKNOWN_ARRIVAL
 
     @property
     def frame(self) -> Frame:
@@ -96,10 +99,11 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class EventTimeEnd:
-    """The offset and event time up to which a partition is indexed."""
+    """The offset and event time up to which a partition is indexed, and when the record arrived that set the time."""
 
     next_offset: int = 0
     max_event_time: int = LOWEST_TIME
+    arrived_at: int = UNKNOWN_ARRIVAL
 
 
 def index_topic(topic: str, id: str) -> str:
@@ -122,7 +126,7 @@ class _PartitionIndex:
 
     def add(self, offset_range: OffsetRange) -> None:
         self.ranges.append(offset_range)
-        self.end = EventTimeEnd(offset_range.next_offset, offset_range.max_event_time)
+        self.end = EventTimeEnd(offset_range.next_offset, offset_range.max_event_time, offset_range.arrived_at)
         if len(self.ranges) > 2 * _MAX_CACHED_RANGES:
             del self.ranges[:_MAX_CACHED_RANGES]
 

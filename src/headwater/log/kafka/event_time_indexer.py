@@ -14,9 +14,11 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from headwater.errors import DataGoneError, FencedError, HeadwaterError, UnknownTopicError, UnreachableError
@@ -54,7 +56,7 @@ class EventTimeIndexer:
         self._log = log
         self._name = name
         self._index = index
-        self._idle_detector = IdleDetector(log.clock)
+        self._idle_detector = IdleDetector(log.clock, width=0)
         self._producer = self._create_producer()
         self._changed = threading.Condition(threading.RLock())  # guards the three fields below
         self._progress: dict[int, EventTimeEnd] = {}  # what the side topic has committed
@@ -150,8 +152,8 @@ class EventTimeIndexer:
             starts = {part.partition: part.start for part in self._log.ends(self._name)}
             # The index skips events that retention removed. Pipelines that have not read them fail by themselves.
             self._progress = {
-                int(number): EventTimeEnd(max(next_offset, starts[int(number)]), max_event_time)
-                for number, (next_offset, max_event_time) in committed.items()
+                int(number): EventTimeEnd(max(next_offset, starts[int(number)]), *times)
+                for number, (next_offset, *times) in committed.items()
             }
             self._add_partitions(starts)
             self._is_leader = True
@@ -212,12 +214,18 @@ class EventTimeIndexer:
         needs_read = bool(batch.tombstones.any() or batch.bad.any())
         frame, rows, size = annotated.frame, batch.values.num_rows, int(batch.values.nbytes)
         times = (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time)
-        return batch.partition, OffsetRange(progress.next_offset, batch.next_offset, rows, size, needs_read, *times)
+        lower = np.flatnonzero(annotated.max_event_times < frame.max_event_time)
+        # The last row before which max event time was lower is the one that set it.
+        arrived_at = int(batch.arrival_times[lower[-1]]) if len(lower) else progress.arrived_at
+        found = OffsetRange(progress.next_offset, batch.next_offset, rows, size, needs_read, *times)
+        return batch.partition, replace(found, arrived_at=arrived_at)
 
     def _idle_marker(self, partition: int, time_: int) -> tuple[int, OffsetRange]:
-        at, before = self._progress[partition].next_offset, self._progress[partition].max_event_time
+        progress = self._progress[partition]
+        at, before = progress.next_offset, progress.max_event_time
         times = (LOWEST_TIME, LOWEST_TIME, before, max(before, time_))
-        return partition, OffsetRange(at, at, 0, 0, False, *times)
+        arrived_at = self._log.clock.micros() if time_ > before else progress.arrived_at
+        return partition, OffsetRange(at, at, 0, 0, False, *times, arrived_at=arrived_at)
 
     def _commit_marker_ranges(self, ends: dict[int, int]) -> list[tuple[int, OffsetRange]]:
         """Returns commit markers after the last events as empty ranges, so that retention may remove them."""
@@ -231,9 +239,11 @@ class EventTimeIndexer:
 
     def _idle_markers(self) -> list[tuple[int, OffsetRange]]:
         topic = self._log.topic(self._name)
-        # A join in any process may wait for this table: its markers always come at steady intervals.
-        awaited = (lambda _: True) if topic.is_table else None
-        due = self._idle_detector.due_markers(self._name, self._progress, topic.idle, width=0, table_awaited=awaited)
+        if topic.is_table:
+            # A join in any process may wait for this table: its markers always come at steady intervals.
+            due = self._idle_detector.due_table_markers(topic, self._progress, lambda _: True)
+        else:
+            due = self._idle_detector.due_markers(topic, self._progress, lambda n: self._progress[n].arrived_at)
         return [self._idle_marker(number, at) for number, at in due]
 
     def _write(self, ranges: list[tuple[int, OffsetRange]]) -> None:
@@ -242,7 +252,7 @@ class EventTimeIndexer:
             return
         after = dict(self._progress)
         for number, offset_range in ranges:
-            after[number] = EventTimeEnd(offset_range.next_offset, offset_range.max_event_time)
+            after[number] = EventTimeEnd(offset_range.next_offset, offset_range.max_event_time, offset_range.arrived_at)
         newest: dict[int, int] = {}
 
         def on_delivery(_: Any, message: Any) -> None:
@@ -255,7 +265,7 @@ class EventTimeIndexer:
                     self._index, value, partition=number, timestamp=each.next_offset, on_delivery=on_delivery
                 )
 
-        state = {"reached": {str(number): [r.next_offset, r.max_event_time] for number, r in sorted(after.items())}}
+        state = {"reached": {str(number): list(astuple(end)) for number, end in sorted(after.items())}}
         self._producer.commit(write, state)
         # Readers of the index must see the ranges before waiters learn that they are indexed.
         self._log.kafka_topics.wait_until_visible(self._index, newest)

@@ -1,93 +1,176 @@
-"""Detects idle partitions whose event time must advance without events."""
+"""Decides which idle markers are due: event time that must advance without events.
+
+A topic is *live* if the record that set its max event time arrived at most lateness + idle after that time. Event time
+of a live topic advances while it is idle. History, such as a file of last year that is loaded in pieces, is not live:
+its event time advances with its events alone, until someone says that it is complete.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from typing import Final
 
 from headwater.events import Clock
 from headwater.log.protocol import PartitionEnd
 from headwater.log.storage.frame import LOWEST_TIME
+from headwater.log.topic import Topic
 
 __all__ = ["IdleDetector"]
 
-_MAX_PAUSE = timedelta(hours=1)
+_MAX_PAUSE: Final = timedelta(hours=1)
+_MIN_STALL: Final = timedelta(seconds=5)
+
+Ends = Mapping[int, PartitionEnd]
+
+
+@dataclass
+class _Silence:
+    """The silence of a partition or a topic, in seconds of the monotonic clock.
+
+    `since` is the check that first saw the present end, `covered_to` the last marker, and `pause` the time from there
+    to the next one.
+    """
+
+    end: int
+    since: float
+    covered_to: float
+    pause: float
+
+    def cover(self, now: float, width: int) -> float:
+        """Record a marker and return the seconds that it covers."""
+        seconds, self.covered_to = now - self.covered_to, now
+        self.end += width
+        return seconds
+
+    def lengthen_pause(self, idle: timedelta) -> None:
+        """Wait twice as long for the next marker, up to an hour."""
+        self.pause = min(2 * self.pause, max(idle, _MAX_PAUSE).total_seconds())
+
+
+@dataclass
+class _TopicSilence:
+    """What the checks have seen of a topic: the silence of each partition, and of the topic as a whole."""
+
+    whole: _Silence
+    partitions: dict[int, _Silence]
+    first_event_at: float | None = None
+
+    def observe(self, ends: Ends, now: float, idle: timedelta) -> None:
+        """Start the silence of each partition anew whose end has changed."""
+        for number, end in ends.items():
+            known = self.partitions.get(number)
+            if known is None or known.end != end.next_offset:
+                self.partitions[number] = _Silence(end.next_offset, now, now, idle.total_seconds())
+                self.whole = _Silence(0, now, now, idle.total_seconds())
+        if self.first_event_at is None and any(end.max_event_time > LOWEST_TIME for end in ends.values()):
+            self.first_event_at = now
 
 
 class IdleDetector:
     """Determines which idle markers are due.
 
-    An idle partition gets one after the topic's idle time, then at growing intervals of up to an hour.
-    Event time advances as fast as the wall clock, so that windows close. Idle time is measured on the
-    monotonic clock, so that a jump of the wall clock does not advance event time.
+    Silence is measured on the monotonic clock, from the check that first saw the present end of a partition.
 
-    The rows of a table are valid until they change, so an idle table is complete up to the present. Its
-    markers carry the clock's time. They come at steady intervals while a join waits for them, and otherwise
-    at growing ones, because each is a batch for all readers of the table.
+    - An idle partition of a live topic is raised to the lowest max event time of the partitions that move.
+    - A live topic that is idle as a whole is raised by the length of its silence: first after the topic's idle time,
+      then at growing intervals of up to an hour, because each marker is a batch for all readers.
+    - The rows of a table are valid until they change, so an idle table is complete up to the present. Its markers carry
+      the clock's time. They come at steady intervals while a join waits for them, and otherwise at growing ones.
 
     Args:
-        clock: The wall clock and the monotonic clock.
+        clock: The clock.
+        width: The number of offsets that a marker takes.
 
     Example:
         >>> from headwater.events import ManualClock
         >>> from headwater.log.storage import PartitionState
         >>> clock = ManualClock("2026-01-01T00:00:00Z")
-        >>> detector, ends = IdleDetector(clock), {0: PartitionState(next_offset=7, max_event_time=1_000)}
-        >>> list(detector.due_markers("orders", ends, timedelta(seconds=30)))
+        >>> topic, now = Topic.declare("orders", "id int", idle="30 s"), clock.micros()
+        >>> detector, ends = IdleDetector(clock), {0: PartitionState(next_offset=7, max_event_time=now)}
+        >>> list(detector.due_markers(topic, ends, lambda partition: now))
         []
         >>> clock.advance("40 seconds")
-        >>> list(detector.due_markers("orders", ends, timedelta(seconds=30)))
-        [(0, 40001000)]
+        >>> [(partition, time - now) for partition, time in detector.due_markers(topic, ends, lambda partition: now)]
+        [(0, 40000000)]
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, width: int = 1) -> None:
         self._clock = clock
-        # End offset, the moment since which it has not changed, and seconds from then until the next marker.
-        self._last_seen: dict[tuple[str, int], tuple[int, float, float]] = {}
+        self._width = width
+        self._topics: dict[str, _TopicSilence] = {}
 
-    def due_markers(
-        self,
-        topic: str,
-        ends: Mapping[int, PartitionEnd],
-        idle: timedelta,
-        width: int = 1,
-        *,
-        table_awaited: Callable[[int], bool] | None = None,
-    ) -> Iterator[tuple[int, int]]:
-        """Yields the partitions whose marker is due, and the time that it carries.
+    def count_anew(self, topic: Topic, stalled: timedelta) -> None:
+        """Forget the silence of a topic if no check ran for too long: its events may have had to wait, too.
 
         Args:
-            topic: The topic's name.
-            ends: End and max event time of its partitions.
-            idle: The topic's idle time.
-            width: Number of offsets that a marker takes.
-            table_awaited: For a table: whether a join waits for it, given the time up to which it is complete.
+            topic: The topic.
+            stalled: The time since the previous check.
         """
-        furthest = max((end.max_event_time for end in ends.values()), default=LOWEST_TIME)
-        for number, end in ends.items():
-            # `bool()` is False. The function is called only when its result matters: it may read all topics.
-            is_awaited = bool if table_awaited is None else partial(table_awaited, end.max_event_time)
-            idle_seconds = self._idle_seconds((topic, number), end.next_offset, idle, width, is_awaited)
-            if idle_seconds is not None and table_awaited is not None:
-                yield number, max(self._clock.micros(), end.max_event_time)
-                continue
-            if idle_seconds is None or furthest == LOWEST_TIME:
-                continue
-            known = end.max_event_time > LOWEST_TIME
-            yield number, end.max_event_time + int(idle_seconds * 1e6) if known else furthest
+        if stalled > max(_MIN_STALL, topic.idle / 2):
+            self._topics.pop(topic.name, None)
 
-    def _idle_seconds(
-        self, key: tuple[str, int], end_offset: int, idle: timedelta, width: int, is_awaited: Callable[[], bool]
-    ) -> float | None:
-        """Returns the seconds since the last marker or event if a marker is due; None if not."""
+    def _observe(self, topic: Topic, ends: Ends, now: float) -> _TopicSilence:
+        new = _TopicSilence(_Silence(0, now, now, topic.idle.total_seconds()), {})
+        seen = self._topics.setdefault(topic.name, new)
+        seen.observe(ends, now, topic.idle)
+        return seen
+
+    def due_markers(self, topic: Topic, ends: Ends, arrived_at: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+        """Yields the partitions of a topic of events whose marker is due, and the time that it carries.
+
+        Args:
+            topic: The topic.
+            ends: End and max event time of its partitions.
+            arrived_at: Returns when the record arrived that set the max event time of a partition.
+        """
         now = self._clock.monotonic()
-        end, since, pause = self._last_seen.get(key, (-1, now, 0.0))
-        if end != end_offset:
-            self._last_seen[key] = (end_offset, now, idle.total_seconds())
-            return None
-        if now - since < pause and (now - since < idle.total_seconds() or not is_awaited()):
-            return None
-        longer = min(2 * pause, max(idle, _MAX_PAUSE).total_seconds())
-        self._last_seen[key] = (end_offset + width, now, longer)
-        return now - since
+        seen = self._observe(topic, ends, now)
+        times = {number: end.max_event_time for number, end in ends.items() if end.max_event_time > LOWEST_TIME}
+        if not times or seen.first_event_at is None:
+            return
+        # A partition without events is idle if it has had none since the topic's first one.
+        since = {n: each.since if n in times else seen.first_event_at for n, each in seen.partitions.items()}
+        idle = [number for number in ends if now - since[number] >= topic.idle.total_seconds()]
+        newest = max(times, key=times.__getitem__)
+        if not idle or not topic.is_live(times[newest], arrived_at(newest)):
+            return
+        moving = [times[number] for number in times if number not in idle]
+        if moving:
+            yield from self._raise_partitions(seen, {n: times.get(n, LOWEST_TIME) for n in idle}, min(moving), topic)
+        elif now - seen.whole.covered_to >= seen.whole.pause:
+            silence = round(seen.whole.cover(now, 0) * 1e6)
+            seen.whole.lengthen_pause(topic.idle)
+            for number, each in seen.partitions.items():
+                each.cover(now, self._width)
+                yield number, times.get(number, min(times.values())) + silence
+
+    def _raise_partitions(
+        self, seen: _TopicSilence, idle: Mapping[int, int], time: int, topic: Topic
+    ) -> Iterator[tuple[int, int]]:
+        now = self._clock.monotonic()
+        for number, reached in idle.items():
+            silence = seen.partitions[number]
+            if reached < time and now - silence.covered_to >= topic.idle.total_seconds():
+                silence.cover(now, self._width)
+                yield number, time
+
+    def due_table_markers(
+        self, topic: Topic, ends: Ends, is_awaited: Callable[[int], bool]
+    ) -> Iterator[tuple[int, int]]:
+        """Yields the partitions of a table whose marker is due, and the time that it carries.
+
+        Args:
+            topic: The table's topic.
+            ends: End and max event time of its partitions.
+            is_awaited: Returns whether a join waits for the table, given the time up to which it is complete; called
+                only if it matters, because it may read all topics.
+        """
+        now, idle = self._clock.monotonic(), topic.idle.total_seconds()
+        for number, silence in self._observe(topic, ends, now).partitions.items():
+            reached, waited = ends[number].max_event_time, now - silence.covered_to
+            if waited >= silence.pause or (waited >= idle and is_awaited(reached)):
+                silence.cover(now, self._width)
+                silence.lengthen_pause(topic.idle)
+                yield number, max(self._clock.micros(), reached)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from headwater.errors import HeadwaterError, LockedError
 from headwater.log.event_log import EventLog
@@ -14,16 +16,23 @@ from headwater.log.maintenance.compaction import CompactionResult, compact
 from headwater.log.maintenance.idle_markers import IdleDetector
 from headwater.log.maintenance.retention import RetentionResult, apply_retention
 from headwater.log.open_topic import OpenTopic
+from headwater.log.storage import AnchoredClock, PartitionState
 from headwater.log.storage.frame import LOWEST_TIME
 
 __all__ = ["Maintenance"]
 
 logger = logging.getLogger("headwater.log")
+_MICROSECOND = timedelta(microseconds=1)
+_MARKER_INTERVAL = timedelta(seconds=1)
 _CLEANUP_INTERVAL = timedelta(minutes=1)  # between two runs of retention and compaction
 
 
 class Maintenance:
-    """The maintenance thread of a node; `run_once` does all of it now.
+    """The maintenance of a node, in two threads; `run_once` does all of it now.
+
+    Args:
+        log: The log.
+        assume_live: Take every topic as live, whatever its event times; for tests of apps.
 
     Example:
         >>> import tempfile
@@ -31,11 +40,13 @@ class Maintenance:
         >>> Maintenance(log).run_once()
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, *, assume_live: bool = False) -> None:
         self._log = log
+        self._assume_live = assume_live
         self._idle_detector = IdleDetector(log.clock)
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._untrusted: str | None = None  # why nothing is removed by age, as logged last
 
     def run_once(self) -> None:
         """Append idle markers, apply retention and compact all topics; failures are logged and retried."""
@@ -70,15 +81,24 @@ class Maintenance:
         if definition.external_time:
             return
         ends = {partition.number: partition.state() for partition in topic.partitions}
-
-        def is_awaited(known: int) -> bool:
-            return self._max_event_time() > known - definition.lateness // timedelta(microseconds=1)
-
-        table_awaited = is_awaited if definition.is_table else None
-        for number, time in self._idle_detector.due_markers(
-            definition.name, ends, definition.idle, table_awaited=table_awaited
-        ):
+        if definition.is_table:
+            lateness = definition.lateness // _MICROSECOND
+            is_awaited = lambda known: self._max_event_time() > known - lateness  # noqa: E731
+            due = self._idle_detector.due_table_markers(definition, ends, is_awaited)
+        else:
+            due = self._idle_detector.due_markers(definition, ends, partial(self._arrival, topic, ends))
+        for number, time in due:
             topic.partitions[number].append_idle_marker(time)
+
+    def _arrival(self, topic: OpenTopic, ends: Mapping[int, PartitionState], number: int) -> int:
+        """Returns when the record arrived that set the max event time of a partition."""
+        end = ends[number]
+        if self._assume_live:
+            return end.max_event_time
+        # It arrived no later than the last event. The exact moment is searched only if it makes a difference.
+        if topic.definition.is_live(end.max_event_time, end.appended_at):
+            return end.appended_at
+        return topic.partitions[number].max_event_time_arrival()
 
     def _max_event_time(self) -> int:
         """Returns the max event time of all topics that are not tables."""
@@ -93,6 +113,8 @@ class Maintenance:
     def apply_retention(self, topic: OpenTopic) -> list[RetentionResult]:
         """Apply the topic's retention to each partition."""
         retention = topic.definition.retention
+        if self._explain_untrusted_time() is not None:
+            retention = replace(retention, time=None)
         if retention.time is None and retention.size is None:
             return []
         name = topic.definition.name
@@ -114,25 +136,65 @@ class Maintenance:
         """Compact each partition of a compacted topic."""
         if not topic.definition.compact:
             return []
-        now = self._log.clock.micros()
+        # Tombstones are removed by age, too; at time 0 none is old.
+        now = self._log.clock.micros() if self._explain_untrusted_time() is None else 0
         return [compact(topic, number, now, eager=eager) for number in range(len(topic.partitions))]
 
-    def start(self) -> None:
-        """Start a thread: idle markers each second, the rest each minute."""
-        self._thread = threading.Thread(target=self._run, name="headwater-maintenance", daemon=True)
-        self._thread.start()
+    def _explain_untrusted_time(self) -> str | None:
+        """Returns why nothing may be removed by its age now; None if the time can be trusted."""
+        clock = self._log.clock
+        if not isinstance(clock, AnchoredClock):
+            return None
+        if clock.jump:
+            return "the wall clock jumped by more than a minute; if it is right now: headwater doctor --accept-clock"
+        return "the machine or this log started less than an hour ago" if clock.unsettled_for else None
 
-    def _run(self) -> None:
-        last_cleanup = self._log.clock.monotonic()
-        while not self._stopped.wait(1.0):
-            self.for_each_topic(self.append_idle_markers)
-            if self._log.clock.monotonic() - last_cleanup >= _CLEANUP_INTERVAL.total_seconds():
-                last_cleanup = self._log.clock.monotonic()
-                self.for_each_topic(self.apply_retention)
-                self.for_each_topic(self.compact)
+    def renew_clock(self) -> None:
+        """Renew the anchor of the folder's clock, and log when the reason changes why nothing is removed by age."""
+        if isinstance(self._log.clock, AnchoredClock):
+            with self._log_errors("clock"):
+                self._log.clock.renew()
+        reason = self._explain_untrusted_time()
+        if reason != self._untrusted:
+            logger.warning("retention by time %s", "continues" if reason is None else f"waits: {reason}")
+        self._untrusted = reason
+
+    def start(self) -> None:
+        """Start two threads: one checks for idle markers each second, the other does the rest each minute."""
+        for name, work in (("markers", self._run_markers), ("cleanup", self._run_cleanup)):
+            thread = threading.Thread(target=work, name=f"headwater-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run_markers(self) -> None:
+        # Nothing slow runs in this thread: a long gap means that the process or the machine was stopped.
+        checked_at = self._log.clock.micros()
+        while not self._stopped.wait(_MARKER_INTERVAL.total_seconds()):
+            before, checked_at = checked_at, self._log.clock.micros()
+            self.check_idle((checked_at - before) * _MICROSECOND)
+
+    def check_idle(self, stalled: timedelta) -> None:
+        """Append the idle markers of all topics that are due.
+
+        Args:
+            stalled: The time since the previous check; after a long one, silence is counted anew.
+        """
+
+        def check(topic: OpenTopic) -> None:
+            self._idle_detector.count_anew(topic.definition, stalled)
+            self.append_idle_markers(topic)
+
+        self.for_each_topic(check)
+
+    def _run_cleanup(self) -> None:
+        self.renew_clock()
+        while not self._stopped.wait(_CLEANUP_INTERVAL.total_seconds()):
+            self.renew_clock()
+            self.for_each_topic(self.apply_retention)
+            self.for_each_topic(self.compact)
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
+        for thread in self._threads:
+            thread.join(timeout=10)

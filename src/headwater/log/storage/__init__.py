@@ -5,6 +5,7 @@ at `Partition` (partition.py); then read `frame.py` (bytes of a batch), `segment
 index) and `recovery.py` (repair after a crash).
 """
 
+from headwater.log.storage.anchored_clock import AnchoredClock
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.frame import Frame, FrameKind, decode_columns
 from headwater.log.storage.frame_builder import AppendResult
@@ -13,6 +14,7 @@ from headwater.log.storage.partition_state import PartitionState, StateFile
 from headwater.log.storage.segment import Segment
 
 __all__ = [
+    "AnchoredClock",
     "AppendResult",
     "Disk",
     "Frame",

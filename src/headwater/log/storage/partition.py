@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from headwater.errors import DamagedError, DiskFailedError, DiskFullError
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk
-from headwater.log.storage.frame import Frame, FrameKind, encode_frame
+from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, encode_frame
 from headwater.log.storage.frame_builder import AppendResult, build_frames
 from headwater.log.storage.partition_state import PartitionState, StateFile
 from headwater.log.storage.producers import ProducerState, load_producers
@@ -69,6 +69,7 @@ class Partition:
         self._index = OffsetIndex(self.files, number, self.state)
         self._segment_created = (-1, 0)  # segment and time of its first batch
         self._files_version = -1  # of the files that the caches describe
+        self._max_arrival = (LOWEST_TIME, 0)  # a max event time, and the arrival of the record that set it
         self._verified = False  # whether this process has compared the published state with the files
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -350,7 +351,13 @@ class Partition:
 
         The max event time never decreases, so segments are found by binary search.
         """
-        state = self.state()
+        found = self._find_header_by_time(time, self.state())
+        if found is None:
+            return None
+        segment, frame = found
+        return next(segment.read(frame.position, frame.position + frame.length, frame.length))
+
+    def _find_header_by_time(self, time: int, state: PartitionState) -> tuple[Segment, Frame] | None:
         if state.max_event_time < time:
             return None
         bases = self.files.bases(fresh=True)
@@ -359,8 +366,16 @@ class Partition:
             segment = self.files.segment(base)
             for frame in segment.walk(0, self.files.valid_length(segment, state)):
                 if frame.max_event_time >= time and frame.kind != FrameKind.SEGMENT_HEADER:
-                    return next(segment.read(frame.position, frame.position + frame.length, frame.length))
+                    return segment, frame
         return None
+
+    def max_event_time_arrival(self) -> int:
+        """Returns when the record arrived that set the max event time; if it was removed, an upper bound."""
+        state = self.state()
+        if self._max_arrival[0] != state.max_event_time:
+            found = self._find_header_by_time(state.max_event_time, state)
+            self._max_arrival = (state.max_event_time, found[1].appended_at if found else state.appended_at)
+        return self._max_arrival[1]
 
     def close(self) -> None:
         """Close the lock file; segments close when their last reader ends."""

@@ -55,7 +55,7 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
         length=end,
         last_frame=last.position,
         max_event_time=last.max_event_time,
-        appended_at=last.appended_at or (published.appended_at if published else 0),
+        appended_at=_last_arrival(last, published),
         # Without a published version a random one: no process has cached files under it.
         files_version=published.files_version + 1 if published else secrets.randbits(40),
         sync_failed=known is not None and known.sync_failed,
@@ -73,6 +73,13 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
         raise
     partition.publish(state)
     return state
+
+
+def _last_arrival(last: Frame, published: PartitionState | None) -> int:
+    """Returns the arrival of the last event; an idle marker is no arrival."""
+    if last.kind is FrameKind.EVENTS or published is None:
+        return last.appended_at
+    return published.appended_at
 
 
 def _remove_leftovers(partition: Partition) -> None:

@@ -17,6 +17,7 @@ from headwater.errors import (
     BadSettingError,
     BadTimeError,
     BadTypeError,
+    RefusedError,
     SchemaConflictError,
     TopicExistsError,
     UnknownTopicError,
@@ -144,6 +145,17 @@ class TopicRoutes(Routes):
         """`start` is "earliest", "latest", an offset, or a time such as 2026-01-01T00:00:00Z or -10m."""
         offset = await self._threads.read(self._log.find_offset, name, partition, parse_start(start))
         return json_response(documents.OffsetDocument(partition, offset))
+
+    @Route(
+        "POST",
+        f"{_PATH}/complete",
+        "Say that the history of a topic is complete",
+        body(documents.CompleteDocument),
+        (UnknownTopicError, RefusedError),
+    )
+    async def complete(self, name: str) -> Response:
+        """Advances the topic's event time to the present, in microseconds since 1970, so that its windows close."""
+        return json_response(documents.CompleteDocument(name, await self._threads.append(self._log.complete, name)))
 
     @Route(
         "GET",

@@ -67,6 +67,13 @@ class SchemaDocument(msgspec.Struct):
     arrow: str
 
 
+class CompleteDocument(msgspec.Struct):
+    """A topic and the event time up to which it is complete, in microseconds since 1970."""
+
+    topic: str
+    event_time: int
+
+
 class RetentionDocument(msgspec.Struct, forbid_unknown_fields=True):
     """How long events are kept: seconds, bytes."""
 
