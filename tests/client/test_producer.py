@@ -38,11 +38,10 @@ def client(log: EventLog, clock: ManualClock) -> hw.Client:
     return client
 
 
-def forget(client: hw.Client, clock: ManualClock) -> None:
+def forget(log: EventLog, clock: ManualClock) -> None:
     """Let eight days pass, and close the segments in another process."""
     clock.advance(timedelta(days=8))
-    assert client.log.url
-    with EventLog(client.log.url, clock=clock) as other:  # type: ignore[attr-defined]
+    with EventLog(log.folder, clock=clock) as other:
         for partition in other.open_topic("orders").partitions:
             with partition.lock() as state:
                 partition.roll(state)
@@ -52,12 +51,12 @@ def numbers(client: hw.Client) -> list[int]:
     return sorted(event.value["n"] for event in client.read("orders") if event.value)
 
 
-def test_a_producer_whose_id_was_forgotten_goes_on(client: hw.Client, clock: ManualClock):
+def test_a_producer_whose_id_was_forgotten_goes_on(client: hw.Client, log: EventLog, clock: ManualClock):
     producer = client.producer("orders", id="till-7")
     for number in range(4):
         producer.send({"n": number})
     producer.flush()
-    forget(client, clock)
+    forget(log, clock)
     assert client.log.last_sequences("orders", "till-7") == [-1, -1]
     for number in range(4, 10):
         producer.send({"n": number})
@@ -76,11 +75,11 @@ def client_event(client: hw.Client, receipt: hw.Receipt) -> int:
     return number
 
 
-def test_an_old_number_of_a_forgotten_producer_is_refused(client: hw.Client, clock: ManualClock):
+def test_an_old_number_of_a_forgotten_producer_is_refused(client: hw.Client, log: EventLog, clock: ManualClock):
     producer = client.producer("orders", id="till-7")
     producer.send({"n": 6}, sequence=6)
     producer.flush()
-    forget(client, clock)
+    forget(log, clock)
     producer.send({"n": 6}, sequence=6)
     with pytest.raises(errors.SequenceGapError) as caught:
         producer.flush()
@@ -88,12 +87,12 @@ def test_an_old_number_of_a_forgotten_producer_is_refused(client: hw.Client, clo
     assert numbers(client) == [6]
 
 
-def test_nothing_is_sent_again_if_an_event_before_has_failed(client: hw.Client, clock: ManualClock):
-    log = FailingAppends(client.log, failing=lambda number: number == 1)
-    producer = Producer(log, clock, EventEncoder(client.topic("orders")), "till-7")  # type: ignore[arg-type]
+def test_nothing_is_sent_again_if_an_event_before_has_failed(client: hw.Client, log: EventLog, clock: ManualClock):
+    failing = FailingAppends(client.log, failing=lambda number: number == 1)
+    producer = Producer(failing, clock, EventEncoder(client.topic("orders")), "till-7")
     producer.send({"n": 0}, sequence=0)
     producer.flush()
-    forget(client, clock)
+    forget(log, clock)
     producer.send({"n": 2}, sequence=2)
     with pytest.raises(errors.DiskFullError):
         producer.flush()
@@ -106,7 +105,7 @@ def test_nothing_is_sent_again_if_an_event_before_has_failed(client: hw.Client, 
 def test_the_number_of_a_failed_event_is_given_to_no_other(client: hw.Client, clock: ManualClock):
     client.create_topic("lines", "n int")
     log = FailingAppends(client.log, failing=lambda number: number == 0)
-    producer = Producer(log, clock, EventEncoder(client.topic("lines")), "till-7")  # type: ignore[arg-type]
+    producer = Producer(log, clock, EventEncoder(client.topic("lines")), "till-7")
     producer.send({"n": 0})
     with pytest.raises(errors.DiskFullError):
         producer.flush()
