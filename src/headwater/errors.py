@@ -37,6 +37,7 @@
     │   ├── StateChangedError      a changed pipeline whose state is not compatible
     │   ├── FencedError            a newer owner has taken over
     │   ├── LedgerMismatchError    a batch was submitted again with other offsets
+    │   ├── SequenceGapError       a producer's event whose predecessor is not in the log
     │   ├── LockedError            another process holds an exclusive lock
     │   ├── NeedsConfirmationError a change of data without a confirmation
     │   └── ForbiddenError         an address, host or origin that is not served
@@ -495,6 +496,19 @@ class LedgerMismatchError(RefusedError):
     """
 
     code = "LEDGER_MISMATCH"
+
+
+class SequenceGapError(RefusedError):
+    """An event of a producer with an id was refused: the event that its producer sent before it is not in the log.
+
+    An earlier append failed, for instance because the disk was full. With the later event in the log, a retry of the
+    failed one would count as a repeat. Call `flush`, which raises the first error; then send again everything since the
+    last `flush` that returned, under the same sequence numbers: the log skips those that it has. `data` has `producer`,
+    the refused `sequence`, the `previous` one that the producer named (None if it named none), and the `last` one in
+    the partition (-1 if there is none).
+    """
+
+    code = "SEQUENCE_GAP"
 
 
 class LockedError(RefusedError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 from datetime import timedelta
 from decimal import Decimal
@@ -14,7 +15,11 @@ import pytest
 
 import headwater as hw
 from headwater import errors
-from headwater.log import EventLog
+from headwater.client.producer import Producer
+from headwater.events import SystemClock
+from headwater.log import EventLog, PendingEvent
+from headwater.log.write_batch import EventEncoder
+from tests.client.failing_producer import FailingAppends, retry_until_acknowledged
 from tests.client.shop import FORMS, NOON, Order, OrderModel, OrderStruct, fresh, order, orders
 
 LINE = b'{"order_id":"a","customer_id":1,"amount":"0.10","placed_at":"2026-01-01T12:00:00Z"}'
@@ -205,6 +210,63 @@ class SendingContract:
                 assert [receipt.duplicate for receipt in producer.flush()] == [False]
         assert client.log.last_sequences(name, "till 7/ü") == [2]
 
+    def test_an_event_whose_predecessor_is_missing_is_refused(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "n int", partitions=2)
+        assert not _append(client, name, 10, previous=-1).duplicate
+        with pytest.raises(errors.SequenceGapError) as caught:
+            _append(client, name, 30, previous=20)
+        assert {key: caught.value.data[key] for key in ("sequence", "previous", "last")} == {
+            "sequence": 30,
+            "previous": 20,
+            "last": 10,
+        }
+        receipts = [_append(client, name, *numbers) for numbers in ((20, 10), (30, 20), (20, 10))]
+        assert [receipt.duplicate for receipt in receipts] == [False, False, True]
+        assert [event.value for event in client.read(name)] == [{"n": 10}, {"n": 20}, {"n": 30}]
+
+    def test_a_gap_of_one_producer_does_not_harm_another(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "n int")
+        rows = [_row(client, name, 5, 4, "a"), _row(client, name, 0, -1, "b"), _row(client, name, 1, 0, "b")]
+        pending = [client.log.begin_append(name, row) for row in rows]
+        with pytest.raises(errors.SequenceGapError):
+            client.log.await_append(name, pending[0])
+        assert [client.log.await_append(name, each).duplicate for each in pending[1:]] == [False, False]
+        assert [event.value for event in client.read(name)] == [{"n": 0}, {"n": 1}]
+        counts = client.log.counts(name)
+        assert (counts["offered"], counts["appended"], counts["refused"]) == (3, 2, 1)
+
+    def test_a_producer_refuses_events_after_a_failure_until_flush_has_raised(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "n int")
+        log = FailingAppends(client.log, failing=lambda number: number == 1)
+        producer = Producer(log, SystemClock(), EventEncoder(client.topic(name)), "till-7")
+        producer.send({"n": 0}, sequence=0)
+        producer.flush()
+        producer.send({"n": 1}, sequence=1)
+        with pytest.raises(errors.RefusedError) as caught:
+            producer.send({"n": 2}, sequence=2)
+        assert isinstance(caught.value.__cause__, errors.DiskFullError)
+        with pytest.raises(errors.DiskFullError):
+            producer.flush()
+        for number in (0, 1, 2):
+            producer.send({"n": number}, sequence=number)
+        assert [receipt.duplicate for receipt in producer.flush()] == [True, False, False]
+        assert [event.value for event in client.read(name)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_what_a_failing_producer_sends_again_is_there_once(self, client: hw.Client, seed: int):
+        name, chance = fresh(), random.Random(seed)
+        client.create_topic(name, "n int", partitions=2)
+        log = FailingAppends(client.log, failing=lambda _: chance.random() < 0.15)
+        told = retry_until_acknowledged(log, client.topic(name), chance, 120)
+        found = {event.value["n"]: (event.partition, event.offset) for event in client.read(name) if event.value}
+        assert sorted(event.value["n"] for event in client.read(name) if event.value) == list(range(120))
+        for number, receipt in told:
+            assert receipt.offset in (-1, found[number][1]), (number, receipt)
+            assert receipt.partition == found[number][0]
+
     def test_a_bad_event_does_not_harm_its_neighbours(self, client: hw.Client):
         name = fresh()
         client.create_topic(name, "customer_id int, note string", key="customer_id")
@@ -250,6 +312,16 @@ class SendingContract:
         client.send_many(name, orders(5))
         counts = client.log.counts(name)
         assert (counts["offered"], counts["appended"], counts["refused"]) == (5, 5, 0)
+
+
+def _row(client: hw.Client, name: str, number: int, previous: int, producer: str = "till-7") -> PendingEvent:
+    row = EventEncoder(client.topic(name)).encode_one({"n": number}, 0)
+    row.producer, row.partition, row.sequence, row.previous = producer, 0, number, previous
+    return row
+
+
+def _append(client: hw.Client, name: str, number: int, previous: int) -> hw.Receipt:
+    return client.log.append_one(name, _row(client, name, number, previous))
 
 
 def _send_and_flush(producer: hw.Producer, value: dict[str, Any]) -> None:

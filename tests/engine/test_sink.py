@@ -18,7 +18,14 @@ from headwater.engine.failpoints import FAILPOINTS, CrashError, arm, failpoint
 from headwater.engine.sink.publisher import output_topic, publish
 from headwater.engine.sink.sink import Sink, choose_destination, to_view_rows
 from headwater.engine.state.state import SINCE, WEIGHT
-from headwater.errors import EngineFailedError, FencedError, KeyNotUniqueError, LedgerMismatchError, RowsDroppedError
+from headwater.errors import (
+    EngineFailedError,
+    FencedError,
+    KeyNotUniqueError,
+    LedgerMismatchError,
+    RowsDroppedError,
+    SequenceGapError,
+)
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.log.storage.frame import LOWEST_TIME
@@ -182,6 +189,36 @@ def test_a_batch_that_comes_again_with_other_offsets_is_refused(context: EngineC
     run.plan(0, 3)
     with pytest.raises(LedgerMismatchError):
         run.process(run.start(), 0, 0, 1, 2)
+
+
+def lose_published(run: Run, sink: Sink, batch: int) -> None:
+    """Commit a batch whose changes are published according to the store, and are not in the topic."""
+    arm("after-sink-commit")
+    with pytest.raises(CrashError):
+        run.process(sink, batch, batch)
+    run.context.store.mark_published("big@1", batch, {0: 9})
+
+
+def test_changes_are_not_published_behind_a_batch_that_the_topic_lacks(context: EngineContext):
+    run = Run(context)
+    for batch in range(3):
+        run.plan(batch, batch + 1)
+    run.process(run.start(), 0, 0)
+    lose_published(run, run.start(), 1)
+    with pytest.raises(SequenceGapError) as caught:
+        run.process(run.start(), 2, 2)
+    assert (caught.value.data["previous"], caught.value.data["last"]) == (1 << 32, 0)
+    assert [change["after"]["id"] for change in run.published()] == [0]
+    assert [entry.batch for entry in context.store.outbox("big@1")] == [2]
+
+
+def test_a_query_that_its_topic_has_forgotten_goes_on_publishing(context: EngineContext):
+    run = Run(context)
+    for batch in range(2):
+        run.plan(batch, batch + 1)
+    lose_published(run, run.start(), 0)
+    run.process(run.start(), 1, 1)
+    assert [change["after"]["id"] for change in run.published()] == [1]
 
 
 def test_equal_rows_of_one_key_are_one_row(context: EngineContext):

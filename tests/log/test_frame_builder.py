@@ -118,6 +118,46 @@ def test_one_sequence_for_a_part_repeats_all_of_it_or_nothing():
     assert (laid.frames[0].first_sequence, laid.frames[0].last_sequence) == (7, 7)
 
 
+def test_a_batch_after_a_missing_one_is_refused_and_so_are_those_that_follow_it():
+    producers = ProducerState()
+    producers.record(laid_out(part(1, producer="a", sequence=10)).frames[0])
+    parts = [part(2, producer="a", sequence=30, previous=20), part(3, producer="a", sequence=31, previous=30)]
+    laid = laid_out(*parts, part(4, producer="b", sequence=5, previous=-1), producers=producers)
+    first, second = (appended.refused for appended in laid.results[:2])
+    assert first is not None
+    assert second is not None
+    assert first.data == {"producer": "a", "sequence": 30, "previous": 20, "last": 10}
+    assert (second.data["previous"], second.data["last"]) == (30, 10)
+    assert (laid.results[2], stored(laid)) == (AppendResult(0, 1), [[4]])
+
+
+def test_a_batch_that_names_the_last_sequence_is_appended():
+    laid = laid_out(part(1, 2, producer="a", sequence=10, previous=-1), part(3, producer="a", sequence=90, previous=11))
+    assert [appended.refused for appended in laid.results] == [None, None]
+    assert stored(laid) == [[1, 2], [3]]
+
+
+def test_a_repeat_is_recognised_whatever_it_names_as_previous():
+    producers = ProducerState()
+    producers.record(laid_out(part(1, 2, 3, producer="a", sequence=10)).frames[0])
+    for previous in (None, -1, 9, 11, 12, 99):
+        laid = laid_out(part(2, 3, producer="a", sequence=11, previous=previous), producers=producers)
+        assert laid.results == [AppendResult(0, 0, duplicates=2)], previous
+
+
+def test_a_number_in_a_gap_is_no_repeat():
+    producers = ProducerState()
+    for sequence in (10, 20):
+        producers.record(laid_out(part(1, producer="a", sequence=sequence)).frames[0])
+    results = [
+        laid_out(part(1, producer="a", sequence=sequence), producers=producers).results[0] for sequence in (10, 15, 20)
+    ]
+    assert [appended.duplicates for appended in results] == [1, 0, 1]
+    refused = results[1].refused
+    assert refused is not None
+    assert (refused.data["sequence"], refused.data["previous"], refused.data["last"]) == (15, None, 20)
+
+
 def test_two_producers_do_not_repeat_each_other():
     laid = laid_out(part(1, producer="a", sequence=0), part(1, producer="b", sequence=0))
     assert [appended.count for appended in laid.results] == [1, 1]
@@ -130,3 +170,9 @@ def test_a_slice_keeps_its_own_times_envelope_and_sequences():
     assert cut.values.column(0).to_pylist() == [2, 3]
     assert cut.envelope["_hw.id"].to_pylist() == ["b", "c"]
     assert (cut.times.tolist(), cut.sequence, cut.last_sequence, cut.sent_at) == ([20, 30], 6, 7, 9)
+
+
+def test_a_slice_follows_the_rows_before_it():
+    whole = part(1, 2, 3, producer="a", sequence=5, previous=2)
+    assert [whole.slice(start, 1).previous for start in range(3)] == [2, 5, 6]
+    assert part(1, 2, producer="a", sequence=5).slice(1, 1).previous is None

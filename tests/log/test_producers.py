@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headwater.log.storage import Frame, FrameKind
 from headwater.log.storage.producers import ProducerState
+from headwater.store import ViewTable
 
+SPANS = st.integers(1, 20)
 DAY = 86_400 * 1_000_000
 
 
@@ -66,14 +72,37 @@ def test_snapshot_restores_the_last_batch_and_what_follows():
     producers, again = ProducerState(), ProducerState()
     producers.record(sent(0, 4, 0))
     producers.record(sent(5, 6, 5))
-    again.restore(producers.snapshot(now=0), [sent(7, 8, 7)])
+    again.restore(producers.snapshot(), [sent(7, 8, 7)])
     assert [again.offset_of("till-7", n) for n in (4, 5, 6, 7, 8)] == [-1, 5, 6, 7, 8]
     assert again.last_sequence("till-7") == 8
 
 
-def test_producer_not_seen_for_seven_days_leaves_the_snapshot():
+def test_producer_not_seen_for_seven_days_is_forgotten():
     producers = ProducerState()
     producers.record(sent(0, 0, 0, "old", at=0))
     producers.record(sent(0, 0, 1, "new", at=2 * DAY))
-    assert set(producers.snapshot(7 * DAY - 1)) == {"old", "new"}
-    assert set(producers.snapshot(7 * DAY)) == {"new"}
+    producers.remove_expired(7 * DAY - 1)
+    assert set(producers.snapshot()) == {"old", "new"}
+    producers.remove_expired(7 * DAY)
+    assert set(producers.snapshot()) == {"new"}
+    assert producers.last_sequence("old") == -1
+
+
+def test_producers_of_pipelines_and_bridges_are_never_forgotten():
+    producers = ProducerState()
+    query = ViewTable("revenue", 12, pa.schema([]), ()).query
+    for number, id in enumerate([query, "queue/parcels/hw.feed.sent", "hw.again.hw_late.orders.0", "till@home", "q"]):
+        producers.record(sent(7, 7, number, id))
+    producers.remove_expired(400 * DAY)
+    assert set(producers.snapshot()) == {"revenue@12", "queue/parcels/hw.feed.sent", "hw.again.hw_late.orders.0"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=16), st.integers(0, 99), SPANS)
+def test_a_number_is_missing_if_it_lies_between_two_batches(batches, first, length):
+    producers, there, end = ProducerState(), set(), 0
+    for gap, rows in batches:
+        producers.record(sent(end + gap, end + gap + rows - 1, 0))
+        there |= set(range(end + gap, end + gap + rows))
+        end += gap + rows
+    absent = [number for number in range(first, first + length) if min(there) < number < end and number not in there]
+    assert producers.find_missing("till-7", first, first + length - 1) == (absent[0] if absent else None)

@@ -57,8 +57,8 @@ def test_several_moments_of_sending_have_a_column(other):
 
 
 def test_rows_of_a_producer_begin_with_the_first_sequence():
-    rows = coalesce(codec_of, [row(n, producer="a", sequence=n, partition=2) for n in (4, 5, 6)])
-    assert (rows.producer, rows.sequence, rows.per_row, rows.partition) == ("a", 4, True, 2)
+    rows = coalesce(codec_of, [row(n, producer="a", sequence=n, previous=n - 1, partition=2) for n in (4, 5, 6)])
+    assert (rows.producer, rows.sequence, rows.previous, rows.per_row, rows.partition) == ("a", 4, 3, True, 2)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,14 @@ def test_rows_of_a_producer_begin_with_the_first_sequence():
         ({"producer": "b"}, False),
         ({"producer": ""}, False),
         ({"version": 7}, False),
+        ({"previous": 2}, True),
+        ({"previous": 3}, False),
+        ({"previous": None}, False),
     ],
 )
 def test_only_neighbours_of_one_producer_share_a_batch(change, expected):
-    before = row(1, producer="a", sequence=4)
-    after = replace(row(2, producer="a", sequence=5), **change)
+    before = row(1, producer="a", sequence=4, previous=2)
+    after = replace(row(2, producer="a", sequence=5, previous=4), **change)
     assert after.can_follow(before) is expected
 
 

@@ -94,6 +94,22 @@ def test_the_query_says_the_same(web: httpx.Client, name: str):
     assert found["headers"] == {"a": "b"}
 
 
+def test_a_producer_may_say_which_event_it_sent_before(web: httpx.Client, name: str):
+    def send(sequence: int, **previous: int) -> tuple[int, bool | str]:
+        params = {"producer": "till-7", "sequence": sequence, **previous}
+        answer = post(web, name, {"order_id": str(sequence)}, params=params)
+        told = answer.json()
+        return answer.status_code, told["code"] if "code" in told else told["duplicate"]
+
+    assert [send(0, previous=-1), send(2, previous=1), send(1, previous=0)] == [
+        (201, False),
+        (409, "SEQUENCE_GAP"),
+        (201, False),
+    ]
+    assert [send(5), send(3), send(1)] == [(201, False), (409, "SEQUENCE_GAP"), (200, True)]
+    assert [event["value"]["order_id"] for event in lines(web, name)] == ["0", "1", "5"]
+
+
 def test_a_structured_cloud_event_is_taken(web: httpx.Client, name: str):
     document = {
         "specversion": "1.0",

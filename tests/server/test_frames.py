@@ -71,6 +71,24 @@ def test_a_repeated_frame_of_a_producer_is_told(web: httpx.Client, client: hw.Cl
     assert events(client, name) == 3
 
 
+def test_a_frame_whose_predecessor_is_missing_is_refused(web: httpx.Client, client: hw.Client, name: str):
+    body = pack_batch(rows_of(client, name, partition=1, producer="till-7", sequence=5))
+    answers = [
+        web.post(
+            f"/api/topics/{name}/frames",
+            content=body,
+            headers={"content-type": FRAMES_MEDIA_TYPE},
+            params={"previous": previous},
+        )
+        for previous in (4, "four", -1, 4)
+    ]
+    assert [answer.status_code for answer in answers] == [409, 400, 200, 200]
+    assert answers[0].json()["code"] == "SEQUENCE_GAP"
+    assert answers[0].json()["data"] == {"producer": "till-7", "sequence": 5, "previous": 4, "last": -1}
+    assert unpack_receipts(name, answers[3].content).duplicates == 3
+    assert events(client, name) == 3
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [

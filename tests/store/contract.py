@@ -250,8 +250,10 @@ class StoreContract(StateContract):
         runner = Runner(store)
         for number in range(3):
             runner.commit([{"k": "a", "n": number}], watermark=number)
+        assert store.last_published(runner.query) is None
         store.mark_published(runner.query, 0, {0: 1})
         store.mark_published(runner.query, 0, {0: 1})
+        assert store.last_published(runner.query) == 0
         assert [(out.batch, out.watermark, out.committed_at) for out in store.outbox(runner.query)] == [
             (1, 1, 1_001),
             (2, 2, 1_002),

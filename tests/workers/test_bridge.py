@@ -12,9 +12,11 @@ import pytest
 
 import headwater as hw
 from headwater.client import Client
-from headwater.errors import BadAppError
+from headwater.errors import BadAppError, DiskFullError
+from headwater.log.storage.producers import ProducerState
 from headwater.queues import Bridge, TargetKind
 from headwater.workers.bridge import open_runner
+from tests.client.failing_producer import FailingAppends
 from tests.faults.counts import FULL
 
 INTO_QUEUE = Bridge("orders", "parcels", TargetKind.QUEUE)
@@ -107,6 +109,31 @@ def test_a_message_that_the_topic_refuses_is_a_dead_letter_with_the_reason(clien
     assert (letter.group, letter.why, letter.message.body) == (INTO_TOPIC.group, "rejected", b'{"n":"many"}')
     assert [attempt.worker for attempt in letter.attempts] == [INTO_TOPIC.name]
     assert letter.attempts[0].why
+
+
+def test_messages_after_one_whose_append_fails_are_copied_with_it(client: Client):
+    with client.queue("parcels") as queue:
+        queue.publish_many([{"n": n} for n in range(20)])
+    client.log = FailingAppends(client.log, failing=lambda number: number == 3)  # type: ignore[assignment]
+    bridge = open_runner(client, INTO_TOPIC)
+    with pytest.raises(DiskFullError):
+        bridge.run_once(0)
+    assert bridge.run_once(0) == 20
+    bridge.close()
+    assert sorted(event.value["n"] for event in client.read("sent")) == list(range(20))
+
+
+def test_the_id_of_a_bridge_is_never_forgotten(client: Client):
+    with client.queue("parcels") as queue:
+        queue.publish_many([{"n": n} for n in range(20)])
+    carried(client, INTO_TOPIC)
+    producers, long_after = ProducerState(), 1 << 60
+    partition = client.log.open_topic("sent").partitions[0]  # type: ignore[attr-defined]
+    for frame in partition.frame_headers(0, partition.state().next_offset):
+        producers.record(frame)
+    known = producers.snapshot()
+    producers.remove_expired(long_after)
+    assert producers.snapshot() == known != {}
 
 
 def test_a_full_queue_makes_the_bridge_wait(client: Client):

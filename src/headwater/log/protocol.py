@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from headwater.events import Clock, Receipt
 from headwater.events.envelope import Receipts
+from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import PartitionRange, Start
@@ -74,10 +75,10 @@ class Log(Protocol):
     def append_one(self, name: str, event: PendingEvent) -> Receipt:
         """Append one event and wait for the acknowledgement."""
 
-    def begin_append(self, name: str, event: PendingEvent) -> Any:
+    def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
         """Accept one event and return at once."""
 
-    def await_append(self, name: str, pending: Any) -> Receipt:
+    def await_append(self, name: str, pending: PendingAppend) -> Receipt:
         """Wait for an event passed to `begin_append`."""
 
     def complete(self, name: str) -> int:

@@ -91,6 +91,11 @@ class Overload:
             what = f"events={self.events}, one_in={self.one_in} is not an overload policy"
             raise BadSettingError(what, fix="use numbers of at least 1")
 
+    @property
+    def drops(self) -> bool:
+        """Whether events may be dropped, which leaves gaps between the sequence numbers of a producer."""
+        return self.when_full is not WhenFull.WAIT
+
     def __str__(self) -> str:
         action = "backpressure" if self.when_full is WhenFull.WAIT else self.when_full.value
         return f"{action} after {self.events:,} events"

@@ -7,6 +7,7 @@ for every backend: Kafka and HTTP use them behind the same `AppendBuffer`, each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final, TypeAlias
 
@@ -222,6 +223,8 @@ class TopicWriter:
             batch = coalesce(self._codec_of, rows)
             # A batch was resolved before it entered the buffer; single events are resolved here, all at once.
             resolved = batch if batch is rows[0] else self._resolve(batch)
+            if self.definition.overload.drops:
+                resolved = replace(resolved, previous=None)
             written.append((run, resolved.split(_MAX_FRAME_BYTES)))
 
         for run in group_runs(pending):
@@ -232,6 +235,9 @@ class TopicWriter:
             # The batches of a run are contiguous, and all its repeats come before its new rows.
             offset, repeats = mine[0].first_offset, sum(result.duplicates for result in mine)
             for append, rows in run:
+                if mine[0].refused is not None:  # then the rest is, too: each batch of a run names the one before it
+                    append.error = mine[0].refused
+                    continue
                 old = min(rows.row_count, repeats)
                 append.outcome[partition] = AppendResult(offset, rows.row_count - old, old)
                 repeats, offset = repeats - old, offset + rows.row_count - old

@@ -62,6 +62,9 @@ class WriteBatch:
 
     With a `producer`, sequence numbers count from `sequence`: one per row, or one for the whole batch with
     `per_row=False`. Such a batch names its `partition`, because sequence numbers are kept per partition.
+    `previous` is the sequence number that the producer sent to the partition before this batch, -1 if it sent
+    none; numbers may have gaps, so it does not follow from `sequence`. If it is not the last number in the
+    partition, the log refuses the batch. None: the log does not check.
     `sent_at` is the send time of all rows, unless the envelope has a column for it. `origin` names the
     pipeline batch that produced the rows.
 
@@ -76,6 +79,7 @@ class WriteBatch:
     partition: int | None = None
     producer: str = ""
     sequence: int = -1
+    previous: int | None = None
     per_row: bool = True
     sent_at: int = LOWEST_TIME
     origin: Origin | None = None
@@ -98,12 +102,15 @@ class WriteBatch:
 
     def slice(self, start: int, count: int) -> WriteBatch:
         """Returns up to `count` rows from `start`, with their own sequence numbers."""
+        counted = self.producer and self.per_row
+        sequence = self.sequence + start if counted else self.sequence
         return replace(
             self,
             values=self.values.slice(start, count),
             envelope={name: column.slice(start, count) for name, column in self.envelope.items()},
             times=None if self.times is None else self.times[start : start + count],
-            sequence=self.sequence + start if self.producer and self.per_row else self.sequence,
+            sequence=sequence,
+            previous=sequence - 1 if start and counted and self.previous is not None else self.previous,
         )
 
     def split(self, max_bytes: int) -> list[WriteBatch]:
@@ -131,6 +138,7 @@ class PendingEvent:
     partition: int | None = None
     producer: str = ""
     sequence: int = -1
+    previous: int | None = None
 
     @property
     def row_count(self) -> int:
@@ -143,8 +151,12 @@ class PendingEvent:
             isinstance(previous, PendingEvent)
             and self.version == previous.version
             and self.producer == previous.producer
-            and (not self.producer or self.sequence == previous.sequence + 1)
+            and (not self.producer or self._continues(previous))
         )
+
+    def _continues(self, before: PendingEvent) -> bool:
+        # Repeats all name the newest number that was sent, so they share their `previous`.
+        return self.sequence == before.sequence + 1 and self.previous in (before.sequence, before.previous)
 
 
 def coalesce(codec_of: Callable[[int], Codec], rows: Sequence[PendingEvent | WriteBatch]) -> WriteBatch:
@@ -177,6 +189,7 @@ def coalesce(codec_of: Callable[[int], Codec], rows: Sequence[PendingEvent | Wri
         first.partition,
         first.producer,
         first.sequence,
+        first.previous,
         sent_at=LOWEST_TIME if sent_at is None else sent_at,
     )
 

@@ -21,6 +21,7 @@ __all__ = [
     "find_entry",
     "find_first_entry",
     "last_entry",
+    "last_published",
     "write_ends",
     "write_entry",
 ]
@@ -192,6 +193,13 @@ def write_entry(session: Session, entry: LedgerEntry) -> None:
     )
     oldest = entry.batch - KEPT_BATCHES
     session.execute("DELETE FROM hw$ledger WHERE query = ? AND batch <= ?", (entry.query, oldest))
+
+
+def last_published(session: Session, query: str) -> int | None:
+    """Returns the newest batch that was published; None if there is none among the entries kept."""
+    found = "SELECT batch FROM hw$ledger WHERE query = ? AND ends IS NOT NULL ORDER BY batch DESC LIMIT 1"
+    row = session.execute(found, (query,)).fetchone()
+    return None if row is None else int(row[0])
 
 
 def write_ends(session: Session, query: str, batch: int, ends: Mapping[int, int]) -> None:

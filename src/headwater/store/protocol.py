@@ -104,6 +104,9 @@ class Store(Protocol):
     def outbox(self, query: str) -> list[OutboxEntry]:
         """Returns the unpublished entries, oldest first."""
 
+    def last_published(self, query: str) -> int | None:
+        """Returns the newest batch whose changes are in the topic of the query; None if none is known."""
+
     def mark_published(self, query: str, batch: int, ends: Mapping[int, int]) -> None:
         """Record that the entries of a batch are in the topic, below these offsets; idempotent."""
 

@@ -13,7 +13,7 @@ from headwater.events import Clock, SystemClock
 from headwater.log.notifier import PollableWaiter
 from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutput, ViewTable
 from headwater.store.dialect import Dialect, Session
-from headwater.store.ledger import LedgerEntry, find_entry, last_entry
+from headwater.store.ledger import LedgerEntry, find_entry, last_entry, last_published
 from headwater.store.protocol import Stager
 from headwater.store.state_table import SqlStateStore
 from headwater.store.status import write_report
@@ -154,6 +154,10 @@ class SqlStore:
     def outbox(self, query: str) -> list[OutboxEntry]:
         """Returns the unpublished entries, oldest first."""
         return self.dialect.read(lambda session: read_outbox(session, query))
+
+    def last_published(self, query: str) -> int | None:
+        """Returns the newest batch whose changes are in the topic of the query; None if none is known."""
+        return self.dialect.read(lambda session: last_published(session, query))
 
     def mark_published(self, query: str, batch: int, ends: Mapping[int, int]) -> None:
         """Record that the entries of a batch are in the topic, below these offsets; idempotent."""

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headwater.errors import SequenceGapError
 from headwater.log.kafka.producers import IdempotentProducer, NamedProducer, ProducedBatch, RecordGroup
 from headwater.log.kafka.records import EncodedRecords
 from headwater.log.write_batch import WriteBatch
@@ -126,6 +127,27 @@ def test_a_repeated_batch_has_the_offsets_of_the_first(topics: Any):
 
 def test_offsets_of_a_repeated_batch_with_gaps_are_unknown(topics: Any):
     assert append_twice(topics, Driver(step=5)) == [([0, 5], 0), ([-1, -1], 2)]
+
+
+def test_a_group_whose_predecessor_is_missing_is_not_written(topics: Any):
+    named = NamedProducer(topics, "orders", "till")
+    named._producer = Transactions(Driver())  # type: ignore[assignment]
+
+    def group(partition: int, sequence: int, previous: int | None) -> RecordGroup:
+        rows = WriteBatch(pa.record_batch({"n": [1, 2]}), 1, {}, partition, "till", sequence, previous)
+        return RecordGroup(rows, EncodedRecords([b"{}", b"{}"], [None, None], [[]]), np.full(2, partition), [])
+
+    named.append([group(0, 0, -1)])
+    found = named.append([group(0, 9, 7), group(0, 11, 10), group(1, 5, -1)])
+    gaps = [outcome for outcome, _ in found[:2]]
+    assert [(gap.data["previous"], gap.data["last"]) for gap in gaps if isinstance(gap, SequenceGapError)] == [
+        (7, 1),
+        (10, 1),
+    ]
+    assert [(offsets.tolist(), repeats) for offsets, repeats in found[2:]] == [([2, 3], 0)]
+    assert named._producer.state["sequences"] == {"0": 1, "1": 6}
+    ((offsets, repeats),) = named.append([group(0, 9, 1)])
+    assert (offsets.tolist(), repeats) == ([4, 5], 0)
 
 
 def test_a_transaction_polls_while_the_queue_of_the_driver_is_full(topics: Any):

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from headwater.engine.build.build import BuiltQuery
 from headwater.engine.failpoints import failpoint
+from headwater.errors import SequenceGapError
 from headwater.events import storage_schema
 from headwater.log import Topic, WriteBatch
 from headwater.log.protocol import TimedLog, TimedPartition
@@ -55,7 +56,7 @@ def publish(store: Store, log: TimedLog, built: BuiltQuery, topic: Topic | None,
         return
     partition = log.open_topic(topic.name).partitions[0]
     for outgoing in store.outbox(query):
-        _append(log, log.topic(topic.name), built, outgoing)
+        _append(log, log.topic(topic.name), built, outgoing, _find_previous(store, log, topic.name, query))
         failpoint("in-publish")
         _advance_time(partition, topic, outgoing.watermark)
         store.mark_published(query, outgoing.batch, {0: partition.state().next_offset})
@@ -68,7 +69,28 @@ def _advance_time(partition: TimedPartition, topic: Topic, watermark: int | None
         partition.append_idle_marker(watermark)
 
 
-def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntry) -> None:
+def _find_previous(store: Store, log: TimedLog, topic: str, query: str) -> int:
+    """Returns the last sequence number of the query in its topic.
+
+    Raises:
+        SequenceGapError: The topic lacks a batch that was published.
+    """
+    last, published = log.last_sequences(topic, query)[0], store.last_published(query)
+    # A topic without any number of the query has forgotten it, or was created again.
+    if published is None or last < 0 or last // _BATCH_STEP >= published:
+        return last
+    raise SequenceGapError(
+        f'batch {published} of "{query}" was published, and is not in topic "{topic}"',
+        detail=f"the last batch in the topic is {last // _BATCH_STEP}: the topic was restored from an older copy",
+        fix=f"headwater backfill {query.rpartition('@')[0]}",
+        producer=query,
+        sequence=published * _BATCH_STEP,
+        previous=published * _BATCH_STEP,
+        last=last,
+    )
+
+
+def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntry, previous: int) -> None:
     rows = _to_topic_batch(outgoing.changes, storage_schema(topic.schema), built)
     envelope: dict[str, Any] = {}
     if built.pipeline.kind is PipelineKind.STREAM and topic.time is None and built.window is not None:
@@ -78,7 +100,7 @@ def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntr
     first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry  # the same sequence numbers at every attempt
     origin = None if entry is None else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
     batch = WriteBatch(
-        rows, topic.version, envelope, 0, outgoing.query, first, sent_at=outgoing.committed_at, origin=origin
+        rows, topic.version, envelope, 0, outgoing.query, first, previous, sent_at=outgoing.committed_at, origin=origin
     )
     log.append(topic.name, batch)
 

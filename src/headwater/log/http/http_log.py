@@ -153,7 +153,7 @@ class HttpLog:
             for run in group_by_producer(appends):
                 write_run(run, partial(self._send, name))
         except UnreachableError as error:
-            # Fail all later events too: after a later sequence number, the log would drop the lost event as a repeat.
+            # Fail all later events, too: each would wait as long for a node that does not answer.
             for append in appends:
                 if append.outcome is None:
                     append.error = append.error or error
@@ -182,6 +182,7 @@ class HttpLog:
             f"{_topic_path(name)}/frames",
             content=body,
             media=FRAMES_MEDIA_TYPE,
+            params=None if batch.previous is None else {"previous": batch.previous},
             repeatable=bool(batch.producer),
         )
         return unpack_receipts(name, answer.content)

@@ -29,7 +29,7 @@ from headwater.events import partition_of
 from headwater.log.kafka.brokers import Brokers, close_quietly
 from headwater.log.kafka.records import EncodedRecords
 from headwater.log.kafka.topics import COMPACTED_CONFIG, KafkaTopics, PartitionTail
-from headwater.log.storage.frame_builder import count_duplicates
+from headwater.log.storage.frame_builder import count_duplicates, find_gap
 from headwater.log.topic_writer import Run
 from headwater.log.write_batch import Origin, WriteBatch
 
@@ -341,11 +341,11 @@ class NamedProducer:
         known = self._producer.state.get("sequences", {})
         return [known.get(str(partition), -1) for partition in range(partitions)]
 
-    def append(self, groups: list[RecordGroup]) -> list[tuple[OffsetArray, int]]:
+    def append(self, groups: list[RecordGroup]) -> list[tuple[OffsetArray | HeadwaterError, int]]:
         """Append groups in one transaction, with the last sequence numbers and the origin of a pipeline's rows.
 
         All rows of a group have the same partition. Returns for each group the offsets of its rows, and how many
-        rows at its start are repeats.
+        rows at its start are repeats. A group whose predecessor is missing gets an error; the others are not affected.
 
         Raises:
             FencedError: Another process, or a newer runner of the pipeline, writes under this id.
@@ -354,13 +354,19 @@ class NamedProducer:
         with self._producer.lock:
             state = dict(self._producer.state)
             sequences = dict(state.get("sequences", {}))
-            repeats = []
+            repeats: list[int] = []
+            gaps: list[HeadwaterError | None] = []
             for group in groups:
                 batch, partition = group.batch, str(group.partitions[0])
                 if batch.origin is not None:
                     self._check_origin(batch.origin, state.get("origin"))
-                    state["origin"] = asdict(batch.origin)
                 last = sequences.get(partition, -1)
+                gaps.append(find_gap(batch, last))
+                if gaps[-1] is not None:
+                    repeats.append(batch.row_count)  # nothing of it is written
+                    continue
+                if batch.origin is not None:
+                    state["origin"] = asdict(batch.origin)
                 repeats.append(count_duplicates(batch, last))
                 sequences[partition] = max(last, batch.last_sequence)
             fresh = [group.records.skip(again) for group, again in zip(groups, repeats, strict=True)]
@@ -376,8 +382,8 @@ class NamedProducer:
                 self._topics.wait_until_visible(self._topic, deliveries[-1].last_offsets)
             found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(groups)
             return [
-                (self._resolve_offsets(group, again, new), again)
-                for group, again, new in zip(groups, repeats, found, strict=True)
+                (gap or self._resolve_offsets(group, again, new), again)
+                for group, gap, again, new in zip(groups, gaps, repeats, found, strict=True)
             ]
 
     def _check_origin(self, origin: Origin, last: dict[str, Any] | None) -> None:

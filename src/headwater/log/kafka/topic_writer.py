@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -123,6 +124,8 @@ class KafkaTopicWriter:
 
     def _encode(self, run: Run) -> Iterator[RecordGroup]:
         batch = coalesce(self._codec_of, [rows for _, rows in run])
+        if self.definition.overload.drops:
+            batch = replace(batch, previous=None)
         envelope = self._times.resolve(self.definition, batch).envelope
         records = encode_records(
             self.definition, self._log.serializer(self.definition.name, batch.version), batch, envelope

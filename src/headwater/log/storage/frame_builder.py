@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from headwater.errors import SequenceGapError
 from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, encode_frame, envelope_bits, serialize_columns
 from headwater.log.storage.partition_state import PartitionState
 from headwater.log.storage.producers import ProducerState
@@ -15,19 +16,20 @@ from headwater.log.storage.producers import ProducerState
 if TYPE_CHECKING:
     from headwater.log.write_batch import WriteBatch
 
-__all__ = ["AppendResult", "EncodedFrames", "build_frames", "count_duplicates", "max_event_times"]
+__all__ = ["AppendResult", "EncodedFrames", "build_frames", "count_duplicates", "find_gap", "max_event_times"]
 
 
 @dataclass(frozen=True)
 class AppendResult:
     """The result of appending a batch: its first `duplicates` rows are repeats, the other `count` are new.
 
-    `first_offset` is the offset of the first new row.
+    `first_offset` is the offset of the first new row. `refused` is why nothing of the batch was appended.
     """
 
     first_offset: int
     count: int
     duplicates: int = 0
+    refused: SequenceGapError | None = None
 
 
 @dataclass
@@ -43,6 +45,8 @@ def build_frames(
     batches: list[WriteBatch], state: PartitionState, now: int, ahead: int | None, producers: ProducerState
 ) -> EncodedFrames:
     """Assign offsets to the rows and encode them; leaves out rows that their producer has sent before.
+
+    A batch whose predecessor is missing is refused in its result; the others are not affected.
 
     Args:
         batches: Rows of one partition, with their event times resolved.
@@ -60,6 +64,10 @@ def build_frames(
         if batch.producer:
             last = last_sequences.get(batch.producer, producers.last_sequence(batch.producer))
             duplicates = count_duplicates(batch, last)
+            gap = find_gap(batch, last) or _find_hole(batch, last, duplicates, producers)
+            if gap is not None:
+                encoded.results.append(AppendResult(offset, 0, refused=gap))
+                continue
             last_sequences[batch.producer] = max(last, batch.last_sequence)
         new = batch.slice(duplicates, batch.row_count - duplicates) if duplicates else batch
         encoded.results.append(AppendResult(offset, new.row_count, duplicates))
@@ -98,6 +106,35 @@ def count_duplicates(batch: WriteBatch, last: int) -> int:
     if batch.sequence > last:
         return 0
     return min(last - batch.sequence + 1, batch.row_count) if batch.per_row else batch.row_count
+
+
+def find_gap(batch: WriteBatch, last: int) -> SequenceGapError | None:
+    """Returns the error of a new batch whose producer has sent something before it that is not in the partition.
+
+    `last` is the producer's last sequence number in the partition.
+    """
+    if batch.previous is None or batch.previous == last or batch.sequence <= last:
+        return None
+    return _gap_error(batch, batch.sequence, last, f"its producer sent {batch.previous} before it")
+
+
+def _find_hole(batch: WriteBatch, last: int, duplicates: int, producers: ProducerState) -> SequenceGapError | None:
+    """Returns the error of a batch that would count as a repeat, although the log lacks one of its numbers."""
+    repeated = batch.sequence + (duplicates if batch.per_row else 1) - 1
+    missing = producers.find_missing(batch.producer, batch.sequence, repeated) if duplicates else None
+    return None if missing is None else _gap_error(batch, missing, last, "the log has later ones, but not this one")
+
+
+def _gap_error(batch: WriteBatch, sequence: int, last: int, reason: str) -> SequenceGapError:
+    return SequenceGapError(
+        f"sequence {sequence} of producer {batch.producer!r} does not follow {last}, the last one in the partition",
+        detail=f"{reason}; nothing of the batch was appended",
+        fix="call flush, then send again everything since the last flush that returned, under the same numbers",
+        producer=batch.producer,
+        sequence=sequence,
+        previous=batch.previous,
+        last=last,
+    )
 
 
 def _build_header(batch: WriteBatch, offset: int, before: int, now: int, ahead: int | None, position: int) -> Frame:

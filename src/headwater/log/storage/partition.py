@@ -233,7 +233,8 @@ class Partition:
 
     def roll(self, state: PartitionState) -> PartitionState:
         """Start a new segment at the partition's end; only under the lock."""
-        producers = self._load_producers(state).snapshot(self._clock.micros())
+        known = self._load_producers(state)
+        known.remove_expired(self._clock.micros())
         self.publish(replace(state, dirty=True))
         same_base = state.next_offset == state.segment  # it holds no events yet: a new file under the same name
         previous = (
@@ -242,7 +243,7 @@ class Partition:
             else (state.segment, state.length, state.appended_at)
         )
         segment = Segment(self.disk, self.folder, state.next_offset)
-        length = segment.create(SegmentHeader(previous=previous, producers=producers), state.max_event_time)
+        length = segment.create(SegmentHeader(previous=previous, producers=known.snapshot()), state.max_event_time)
         new = replace(
             state,
             segment=segment.base,

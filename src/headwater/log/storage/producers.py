@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -17,6 +18,8 @@ __all__ = ["ProducerBatch", "ProducerState", "load_producers"]
 logger = logging.getLogger("headwater.log")
 _MAX_BATCHES: Final = 16  # per producer, for the receipts of repeated sends
 _EXPIRY: Final = 7 * 86_400 * 1_000_000  # microseconds
+# Ids of bridges ("queue/…"), pipelines ("revenue@1") and commands ("hw.…"). Their retries may come after any time.
+_PERMANENT: Final = re.compile(r"queue/.+|.+@\d+|hw\..+")
 
 
 class ProducerBatch(NamedTuple):
@@ -66,13 +69,29 @@ class ProducerState:
                 return batch.base_offset + (sequence - batch.first_sequence if per_row else 0)
         return -1
 
-    def snapshot(self, now: int) -> dict[str, tuple[int, int, int, int, int]]:
-        """Returns the latest batch of each producer of the last seven days, for a segment header."""
-        return {
-            name: tuple(batches[-1])  # type: ignore[misc]  # a ProducerBatch is such a tuple
+    def find_missing(self, producer: str, first: int, last: int) -> int | None:
+        """Returns the first sequence number of a range that is known not to be in the log; None if none is known.
+
+        Numbers before the oldest batch that is remembered may be in the log.
+        """
+        after: int | None = None
+        for batch in self._batches.get(producer, ()):
+            if after is not None and max(first, after) <= min(last, batch.first_sequence - 1):
+                return max(first, after)
+            after = batch.last_sequence + 1
+        return None
+
+    def remove_expired(self, now: int) -> None:
+        """Forget producers that have been inactive for seven days, except those of pipelines and bridges."""
+        self._batches = {
+            name: batches
             for name, batches in self._batches.items()
-            if now - batches[-1].appended_at < _EXPIRY
+            if now - batches[-1].appended_at < _EXPIRY or _PERMANENT.fullmatch(name)
         }
+
+    def snapshot(self) -> dict[str, tuple[int, int, int, int, int]]:
+        """Returns the latest batch of each producer, for a segment header."""
+        return {name: tuple(batches[-1]) for name, batches in self._batches.items()}  # type: ignore[misc]
 
     def restore(self, snapshot: dict[str, tuple[int, int, int, int, int]], frames: Iterable[Frame]) -> None:
         """Restore the state from a segment header and the frames that follow it."""

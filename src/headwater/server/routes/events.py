@@ -18,6 +18,7 @@ from headwater.errors import (
     DataGoneError,
     DiskFullError,
     OverloadedError,
+    SequenceGapError,
     TooLargeError,
     UnknownTopicError,
 )
@@ -62,6 +63,7 @@ _ATTRIBUTES: Final = {
     "headers": "Headers as a JSON object of strings",
     "producer": "The producer's id; with a sequence, a repeated send is recognised and not appended again",
     "sequence": "The producer's number of this event, increasing",
+    "previous": "The sequence that the producer sent to the partition before; -1 if none; not checked if left out",
 }
 _PATH: Final = "/api/topics/{name}/events"
 
@@ -76,7 +78,16 @@ class EventRoutes(Routes):
         _PATH,
         "Append an event, or many as NDJSON",
         one_of(Receipt, AppendDocument),
-        (UnknownTopicError, BadJsonError, BadEventError, BadKeyError, TooLargeError, OverloadedError, DiskFullError),
+        (
+            UnknownTopicError,
+            BadJsonError,
+            BadEventError,
+            BadKeyError,
+            TooLargeError,
+            SequenceGapError,
+            OverloadedError,
+            DiskFullError,
+        ),
         request_body=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
         query=_ATTRIBUTES,
         status=201,

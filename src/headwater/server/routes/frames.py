@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Final
 
 from fastapi import Request, Response
@@ -16,6 +17,7 @@ from headwater.errors import (
     DataGoneError,
     DiskFullError,
     OverloadedError,
+    SequenceGapError,
     TooLargeError,
     UnknownTopicError,
 )
@@ -25,14 +27,16 @@ from headwater.log.open_topic import OpenTopic
 from headwater.log.wire import FRAMES_MEDIA_TYPE, RECEIPTS_MEDIA_TYPE, pack_frames, pack_receipts, unpack_batch
 from headwater.server.middleware import media_type
 from headwater.server.problems import http_problem
-from headwater.server.routes.openapi import Route, Routes, body
+from headwater.server.routes.openapi import Route, Routes, body, parse_query
 from headwater.server.serializers.documents import FetchRequest
+from headwater.server.serializers.requests import parse_previous
 
 __all__ = ["GROUP_CHANGED", "FrameRoutes"]
 
 GROUP_CHANGED: Final = "headwater-group-changed"
 _MAX_PARTITION_BYTES: Final = 16 << 20
 _MAX_BYTES: Final = 32 << 20  # approximate bytes of one response
+_APPEND_QUERY: Final = {"previous": "The sequence that the producer sent to the partition before; -1 if none"}
 
 
 class FrameRoutes(Routes):
@@ -45,22 +49,34 @@ class FrameRoutes(Routes):
         "/api/topics/{name}/frames",
         "Append typed rows as one frame",
         body(None, RECEIPTS_MEDIA_TYPE),
-        (UnknownTopicError, BadEventError, BadKeyError, TooLargeError, OverloadedError, DiskFullError),
+        (
+            UnknownTopicError,
+            BadEventError,
+            BadKeyError,
+            TooLargeError,
+            SequenceGapError,
+            OverloadedError,
+            DiskFullError,
+        ),
         request_body=body(None, FRAMES_MEDIA_TYPE),
-        query={},
+        query=_APPEND_QUERY,
     )
     async def append(self, request: Request) -> Response:
-        """With a producer and sequence in the frame's header, a repeated send is recognised and not appended again."""
+        """With a producer and sequence in the frame's header, a repeated send is recognised and not appended again.
+
+        With `previous`, the frame is refused if that is not the producer's last sequence in the partition.
+        """
         if media_type(request) != FRAMES_MEDIA_TYPE:
             what = f"a body of {media_type(request) or 'no media type'} is not a frame"
             raise http_problem(415, what, detail=f"the media type must be {FRAMES_MEDIA_TYPE}")
         async with self._gateway.bodies.read(request, self._gateway.limits.frames) as data:
-            receipts = await self._threads.append(self._append, request.path_params["name"], data)
+            previous = parse_previous(parse_query(request, _APPEND_QUERY).get("previous"))
+            receipts = await self._threads.append(self._append, request.path_params["name"], data, previous)
         return Response(pack_receipts(receipts), media_type=RECEIPTS_MEDIA_TYPE)
 
-    def _append(self, name: str, data: bytes) -> Receipts:
+    def _append(self, name: str, data: bytes, previous: int | None) -> Receipts:
         topic = self._log.open_topic(name)
-        rows = unpack_batch(data, lambda version: _codec_for(topic, version))
+        rows = replace(unpack_batch(data, lambda version: _codec_for(topic, version)), previous=previous)
         if rows.partition is not None:
             _check_partition(topic, rows.partition)
         elif rows.producer and len(topic.partitions) > 1:

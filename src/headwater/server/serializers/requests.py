@@ -18,7 +18,7 @@ from headwater.events.values import to_json_value
 from headwater.log import EventLog, PendingEvent
 from headwater.log.write_batch import EventEncoder
 
-__all__ = ["EventAttributes", "EventIngest"]
+__all__ = ["EventAttributes", "EventIngest", "parse_previous"]
 
 # CloudEvents attributes and the attributes of our events that they become.
 _ATTRIBUTE_NAMES: Final = {
@@ -40,6 +40,7 @@ class EventAttributes:
     key: str | None = None
     producer: str = ""
     sequence: int | None = None
+    previous: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
     deleted: bool = False
@@ -50,6 +51,8 @@ class EventAttributes:
             self.headers |= parse_headers(value)
         elif name == "sequence":
             self.sequence = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else -1
+        elif name == "previous":
+            self.previous = parse_previous(value)
         elif name in ("key", "producer"):
             setattr(self, name, value)
         else:
@@ -61,6 +64,16 @@ class EventAttributes:
             self.set(_ATTRIBUTE_NAMES[name], value)
         elif name not in _IGNORED and not (name == "type" and value == topic):
             self.headers[name] = value
+
+
+def parse_previous(text: str | None) -> int | None:
+    """Returns the sequence number that a producer sent before; -1 if it sent none, None if the text is missing."""
+    if text is None or text == "-1":
+        return None if text is None else -1
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        what = f"{text[:80]!r} is not the previous sequence of a producer"
+        raise UsageError(what, fix="?previous=41, or -1 for the first event", parameter="previous")
+    return int(text)
 
 
 def parse_headers(text: str) -> dict[str, str]:
@@ -180,7 +193,7 @@ def _set_sequence(encoder: EventEncoder, row: PendingEvent, attributes: EventAtt
     if key is None and partitions > 1:
         what = f'topic "{encoder.topic.name}" has {partitions} partitions, so an event of a producer needs a key'
         raise BadKeyError(what, fix="?key=...", topic=encoder.topic.name)
-    row.producer, row.sequence = attributes.producer, attributes.sequence
+    row.producer, row.sequence, row.previous = attributes.producer, attributes.sequence, attributes.previous
     row.partition = 0 if key is None else partition_of(key, partitions)
 
 

@@ -1,0 +1,82 @@
+"""F06: a producer whose appends fail at random and are sent again: each event is there once, and none is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import errors
+from headwater.client.producer import Producer
+from headwater.events import SystemClock
+from headwater.log import EventLog
+from headwater.log.maintenance import verify
+from headwater.log.storage.disk import Disk, translate_os_error
+from headwater.log.write_batch import EventEncoder
+from tests.faults.counts import times
+from tests.faults.processes import declared, read_all
+
+EVENTS = 400
+
+
+class UnreliableDisk(Disk):
+    """A real disk on which writes and syncs fail at random: no space, or an error of the device."""
+
+    def __init__(self, chance: random.Random, share: float) -> None:
+        self._chance = chance
+        self.share = share
+        self.failures = 0
+        for name in ("write", "sync"):
+            setattr(self, name, partial(self._call, getattr(self, name)))
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self._chance.random() < self.share:
+            self.failures += 1
+            code = self._chance.choice((errno.ENOSPC, errno.ENOSPC, errno.EIO))
+            raise translate_os_error(OSError(code, os.strerror(code)), "disk")
+        return call(*arguments)
+
+
+def send_all(folder: Path, chance: random.Random, disk: UnreliableDisk) -> Counter[type[errors.HeadwaterError]]:
+    """Send numbered events with restarts, each again until it is acknowledged; returns the errors of the producer."""
+    done, raised = 0, Counter[type[errors.HeadwaterError]]()
+    while done < EVENTS:
+        with suppress(errors.DiskFullError, errors.DiskFailedError), EventLog(folder, disk=disk) as log:
+            producer = Producer(log, SystemClock(), EventEncoder(log.topic("t")), "till-7")
+            for _ in range(chance.randint(1, 8)):
+                end = min(EVENTS, done + chance.randint(1, 80))
+                try:
+                    for number in range(done, end):
+                        producer.send({"producer": "till-7", "seq": number, "key": f"k{number % 5}"}, sequence=number)
+                except errors.RefusedError:
+                    raised[errors.RefusedError] += 1  # an earlier event has failed: flush raises
+                try:
+                    receipts = producer.flush()
+                except errors.HeadwaterError as error:
+                    raised[type(error)] += 1
+                    continue
+                assert len(receipts) == end - done, "an event was refused, and flush has not raised"
+                done = end
+    return raised
+
+
+@pytest.mark.parametrize("seed", range(times(6, 300)))
+def test_each_event_is_there_once_whatever_fails(memory_path: Path, seed: int):
+    chance = random.Random(seed)
+    with EventLog(memory_path) as log:
+        log.create(declared(partitions=2, key="key", segment_size=4_000))
+    raised = send_all(memory_path, chance, UnreliableDisk(chance, 0.05))
+    with EventLog(memory_path) as log:
+        found = [(each.partition, each.event.seq) for each in read_all(log)]
+        assert found == sorted(found), "out of order"
+        assert sorted(number for _, number in found) == list(range(EVENTS))
+        assert verify(log).ok
+    assert raised[errors.DiskFullError] + raised[errors.DiskFailedError] > 0
