@@ -172,7 +172,7 @@ def reset(
     """Set the committed offsets of a consumer group.
 
     Prints the old and the new offset of each partition, then asks for confirmation; without a terminal --yes is
-    required. The group's consumers must be stopped.
+    required. The group's consumers must be stopped. The group of a pipeline is refused: rebuild its view instead.
 
     Args:
         group: The consumer group.
