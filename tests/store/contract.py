@@ -15,6 +15,7 @@ from headwater.errors import (
     FencedError,
     KeyNotUniqueError,
     LedgerMismatchError,
+    RefusedError,
     SchemaConflictError,
     UnknownViewError,
 )
@@ -345,6 +346,34 @@ class StoreContract(StateContract):
         store.make_current("totals", 2)
         with pytest.raises(FencedError):
             old.commit([{"k": "a", "n": 1}])
+
+    def test_a_version_that_was_never_current_is_discarded_with_all_it_has(self, store):
+        Runner(store).commit([{"k": "a", "n": 1}])
+        runner = Runner(store, replace(TOTALS, version=2))
+        runner.commit([{"k": "a", "n": 2}], quarantined=(aside(3),))
+        store.skip(runner.query, [aside(4)])
+        for _ in range(2):
+            store.discard_version("totals", 2)
+            assert (store.last_entry(runner.query), store.outbox(runner.query), store.skips(runner.query)) == (
+                None,
+                [],
+                [],
+            )
+        with pytest.raises(FencedError):
+            runner.commit([{"k": "a", "n": 3}])
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+        store.create(replace(TOTALS, version=2, schema=TOTALS.schema.append(pa.field("more", pa.int64()))))
+
+    def test_the_current_version_and_a_replaced_driver_discard_nothing(self, store):
+        runner = Runner(store)
+        with pytest.raises(RefusedError):
+            store.discard_version("totals", 1)
+        old, _ = store.open_epoch("@driver"), store.open_epoch("@driver")
+        Runner(store, replace(TOTALS, version=2)).commit([{"k": "a", "n": 2}])
+        with pytest.raises(FencedError):
+            store.discard_version("totals", 2, ("@driver", old))
+        assert store.last_entry("totals@2") is not None
+        runner.commit([{"k": "a", "n": 1}])
 
     def test_a_swap_to_an_unknown_version_is_refused(self, store):
         store.create(TOTALS)

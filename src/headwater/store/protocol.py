@@ -86,6 +86,19 @@ class Store(Protocol):
     def make_current(self, name: str, version: int) -> None:
         """Make a version current, drop the tables of older ones and fence their runners, in one transaction."""
 
+    def discard_version(self, name: str, version: int, owner: tuple[str, int] | None = None) -> None:
+        """Delete everything of a version that never became current, and fence its runner; idempotent.
+
+        Args:
+            name: The view.
+            version: The version.
+            owner: Name and epoch of the driver that calls; a driver that was replaced must not delete anything.
+
+        Raises:
+            RefusedError: Readers see this version.
+            FencedError: A newer driver has opened an epoch of the owner.
+        """
+
     def stager(self) -> Stager | None:
         """Returns a stager for workers with large batches; None if workers cannot reach the store."""
 

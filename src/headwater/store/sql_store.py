@@ -25,7 +25,7 @@ from headwater.store.transaction import (
     read_side_outputs,
     write_side_outputs,
 )
-from headwater.store.view_registry import create_table, current_table, make_current
+from headwater.store.view_registry import create_table, current_table, discard_version, make_current
 
 __all__ = ["SqlStore"]
 
@@ -108,6 +108,22 @@ class SqlStore:
             UnknownViewError: There is no such version.
         """
         self.dialect.write(lambda session: make_current(session, self.dialect, name, version))
+
+    def discard_version(self, name: str, version: int, owner: tuple[str, int] | None = None) -> None:
+        """Delete everything of a version that never became current, and fence its runner; idempotent.
+
+        Raises:
+            RefusedError: Readers see this version.
+            FencedError: A newer driver has opened an epoch of the owner.
+        """
+
+        def discard(session: Session) -> None:
+            if owner is not None:
+                self.dialect.lock_query(session, owner[0])
+                check_epoch(session, *owner)
+            discard_version(session, self.dialect, name, version)
+
+        self.dialect.write(discard)
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
