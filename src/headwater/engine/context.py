@@ -26,7 +26,7 @@ from headwater.events import Clock
 from headwater.log.protocol import TimedLog
 from headwater.log.storage.disk import Disk
 from headwater.profiles import redact
-from headwater.store import SideOutput, Store
+from headwater.store import RetriedEvent, SideOutput, Store
 
 __all__ = ["CheckpointFolder", "EngineContext", "HadoopFolder", "LocalFolder", "QueryDirectory", "QueryManifest"]
 
@@ -266,6 +266,16 @@ class QueryDirectory:
         for name, topic in topics.items():
             positions = sorted({(aside.partition, aside.offset) for aside in skipped if aside.topic == topic})
             self.skips_file(name).write_bytes(msgspec.json.encode(positions))
+
+    def retries_file(self, input_: str) -> Path:
+        """Returns the file with the events that an input retries; it is replaced when there are new ones."""
+        return self._local / f"retries-{input_}.json"
+
+    def write_retries(self, topics: Mapping[str, str], retried: Sequence[RetriedEvent]) -> None:
+        """Write the events that the inputs retry; `topics` has the topic of each input."""
+        for name, topic in topics.items():
+            rows = [(one.number, one.partition, one.offset) for one in retried if one.topic == topic]
+            Disk().write_file(self.retries_file(name), msgspec.json.encode(rows))
 
 
 _OWNER: Final = "@driver"

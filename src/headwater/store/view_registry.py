@@ -30,7 +30,7 @@ __all__ = [
     "table_name",
 ]
 
-_QUERY_TABLES = ("ledger", "totals", "outbox", "late", "quarantine", "skips")
+_QUERY_TABLES = ("ledger", "totals", "outbox", "late", "quarantine", "skips", "retries")
 """The tables, apart from those of operator state, that have rows of each query."""
 _RESERVED = re.compile(r"hw_|sqlite_|pg_|v\d+_", re.IGNORECASE)
 

@@ -194,7 +194,9 @@ class Sink:
         # only after its last row was read, and refuses the next batch if one is missing.
         rows, parts = self._compute(frame, batch, planned)
         skipped = self._store.skips(self._directory.query_id)
-        accounting = BatchAccounting(self._built, planned, skipped, self._context.log)
+        takes_retries = any(read.retries for read in planned.values())
+        retries = self._store.retries(self._directory.query_id) if takes_retries else ()
+        accounting = BatchAccounting(self._built, planned, skipped, self._context.log, retries)
         accounting.reconcile(observed)
         # The checkpoint must be durable before the ledger names the batch: after a power failure a committed batch
         # without its planned offsets could not be identified.
@@ -295,6 +297,7 @@ class Sink:
             upserts.cast(self._built.schema) if self._files is None else upserts.slice(0, 0),
             late=() if isinstance(self._built.pipeline.late, DropLate) else accounting.late,
             quarantined=accounting.events_to_quarantine(rejections),
+            retried=accounting.retried,
             finals=self._built.marks_final_rows,
             deletes=deletes,
             states=result.states,
