@@ -117,3 +117,11 @@ def test_a_running_group_is_not_moved(call, log, billing):
     assert done.code == 4
     assert done.err.startswith("error REFUSED")
     assert log.log.groups.state("billing", "payments").committed == billing
+
+
+def test_the_group_of_a_pipeline_is_refused_and_the_rebuild_named(call, log, billing):
+    log.log.groups.reset("hw.pipeline.revenue", "payments", {0: 3})  # as the engine reports it
+    done = call("reset", "hw.pipeline.revenue", "--topic", "payments", "--to", "earliest", "--yes", "--json")
+    assert (done.code, done.problem["code"], done.problem["data"]["pipeline"]) == (4, "REFUSED", "revenue")
+    assert done.problem["fix"] == "headwater backfill revenue"
+    assert log.log.groups.state("hw.pipeline.revenue", "payments").committed[0] == 3

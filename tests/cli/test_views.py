@@ -210,6 +210,50 @@ def test_events_put_aside_are_sent_again_once(call, log, revenue):
     assert list(log.read("other")) == []
 
 
+def test_events_go_to_a_topic_that_others_read_only_after_a_confirmation(call, log, data, revenue):
+    log.create_topic("read", "order_id string")
+    with log.consumer("read", group="billing"):
+        refused = call("late", "--quarantine", "--to", "read", "--json")
+        assert (refused.code, refused.problem["code"]) == (4, "NEEDS_CONFIRMATION")
+        assert "billing" in refused.problem["detail"]
+        assert list(log.read("read")) == []
+        assert call("late", "--quarantine", "--to", "read", "--yes", "--json").rows[0]["sent"] == 1
+    revenue.tell("running", inputs=("noted",))
+    log.create_topic("noted", "order_id string")
+    assert call("late", "--quarantine", "--to", "noted", "--json").problem["code"] == "NEEDS_CONFIRMATION"
+
+
+def test_a_retry_is_shown_then_confirmed_then_waits(call, revenue):
+    revenue.tell("stopped", retries={"orders": "always"})
+    words = ("retry", "revenue", "--quarantined", "--json")
+    (row,) = call(*words, "--dry-run").rows
+    assert (row["events"], row["outcome"], row["reason"]) == (1, "can be retried", "Oh: no")
+    refused = call(*words)
+    assert (refused.code, refused.problem["code"]) == (4, "NEEDS_CONFIRMATION")
+    assert revenue.store.retries("revenue@1") == []
+    done = call(*words, "--yes")
+    assert done.rows[1] == {"pipeline": "revenue", "requested": 1, "running": False}
+    assert [event.offset for event in revenue.store.retries("revenue@1")] == [4]
+    again = call(*words, "--yes")
+    assert [row["outcome"] for row in again.rows] == ["waits for the pipeline"]
+    assert revenue.store.newest_retries() == {"revenue@1": 1}
+
+
+def test_an_event_that_the_watermark_has_passed_names_the_rebuild(call, revenue):
+    revenue.tell("stopped", retries={"orders": "watermark"})
+    done = call("retry", "revenue", "--quarantined", "--yes", "--json")
+    assert [row["outcome"] for row in done.rows] == ["needs headwater backfill revenue"]
+    assert revenue.store.newest_retries() == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["revenu", "--quarantined"], "UNKNOWN_VIEW"), (["revenue"], "BAD_USAGE"), ([], "BAD_USAGE")]
+)
+def test_a_retry_needs_a_pipeline_and_the_kind_of_events(call, revenue, words, code):
+    done = call("retry", *words, "--json")
+    assert (done.code, done.problem["code"]) == (2, code)
+
+
 def test_lag_shows_pipelines_first(call, log, totals, revenue):
     rows = call("lag", "--over", "0s", "--json").rows
     behind = {row["pipeline"]: row["events"] for row in rows}

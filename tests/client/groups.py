@@ -169,6 +169,18 @@ class GroupContract:
             client.reset("billing", forty, "earliest")
         assert caught.value.data["group"] == "billing"
 
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_the_group_of_a_pipeline_is_not_reset(self, client: hw.Client, forty: str, dry_run: bool):
+        with pytest.raises(errors.RefusedError) as caught:
+            client.reset("hw.pipeline.revenue", forty, "earliest", dry_run=dry_run)
+        assert caught.value.data == {"group": "hw.pipeline.revenue", "pipeline": "revenue"}
+        assert "hw.pipeline.revenue" not in {state.group for state in client.log.groups.states()}
+
+    def test_a_consumer_cannot_join_the_group_of_a_pipeline(self, client: hw.Client, forty: str):
+        with pytest.raises(errors.RefusedError) as caught:
+            client.consumer(forty, group="hw.pipeline.revenue")
+        assert caught.value.data["pipeline"] == "revenue"
+
     def test_an_unknown_group_is_told(self, client: hw.Client, forty: str):
         with pytest.raises(errors.UnknownGroupError) as caught:
             client.log.groups.state("nobody", forty)

@@ -15,13 +15,13 @@ import headwater as hw
 from headwater.engine.build.inputs import Input
 from headwater.engine.sink.accounting import BatchAccounting, account_input
 from headwater.engine.sink.checkpoint import PlannedInput
-from headwater.errors import EngineFailedError
+from headwater.errors import DataGoneError, EngineFailedError
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.log.storage import Partition
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.pipelines.pipeline import parse_late
-from headwater.store import EventCounts, SideOutput
+from headwater.store import EventCounts, RetriedEvent, SideOutput
 from tests.engine.given import built, orders, pipeline, view
 from tests.log.given import walked_frames
 
@@ -74,6 +74,53 @@ def test_every_event_has_one_outcome(log: EventLog):
     assert kept.counts == EventCounts(in_=10, used=8, late=1, quarantined=1, dropped=0)
     assert dropped.counts == EventCounts(in_=10, used=8, late=0, quarantined=1, dropped=1)
     assert account(log, drop_late=False).input_ranges()[0].counts == EventCounts(in_=10, used=9, quarantined=1)
+
+
+def retry(log: EventLog, *offsets: int, watermark: int = 0, **options: Any) -> BatchAccounting:
+    """A batch that reads no new offsets and takes request 2, which names these events."""
+    built_ = built(pipeline(), orders(), **options)
+    planned = {"orders": PlannedInput({0: 10}, {0: 10}, watermark, watermark, retry=2, retry_before=1)}
+    older = RetriedEvent(1, "orders", 0, 6, waits=False)
+    asked = [RetriedEvent(2, "orders", 0, offset, waits=True) for offset in offsets]
+    return BatchAccounting(built_, planned, [SKIPPED], log, [older, *asked])
+
+
+def test_a_retried_event_moves_from_quarantined_to_used(log: EventLog):
+    accounting = retry(log, 4)
+    (range_,) = accounting.input_ranges()
+    assert (range_.counts, range_.retry) == (EventCounts(used=1, quarantined=-1), 2)
+    assert range_.counts.unaccounted == 0
+    assert accounting.retried == (("orders", 0, 4),)
+    assert accounting.events_to_quarantine() == ()
+    accounting.reconcile(lambda _: 2)  # the event and the watermark row
+    with pytest.raises(EngineFailedError):
+        accounting.reconcile(lambda _: 1)
+
+
+def test_a_retried_event_that_is_rejected_stays_in_quarantine(log: EventLog):
+    accounting = retry(log, 4, 5)
+    (range_,) = accounting.input_ranges([(0, 5, "not again")])
+    assert range_.counts == EventCounts(used=1, quarantined=-1)
+    assert [one.offset for one in accounting.events_to_quarantine([(0, 5, "not again")])] == [5]
+
+
+def test_a_retry_leaves_out_what_the_watermark_has_passed(log: EventLog):
+    passed = int(START.timestamp() * 1e6) + 4_000_000  # the event time of order 4
+    assert retry(log, 4, 5, watermark=passed).retried == (("orders", 0, 5),)
+    assert retry(log, 4, 5, watermark=passed, drop_late=False).retried == (("orders", 0, 4), ("orders", 0, 5))
+
+
+def test_a_retry_leaves_out_what_retention_has_removed(log: EventLog, monkeypatch):
+    topic = log.open_topic("orders")
+    read = topic.batches
+
+    def batches(partition: int, start: int, end: int) -> Iterator[Any]:
+        if start < 4:
+            raise DataGoneError("retention removed it")
+        return read(partition, start, end)
+
+    monkeypatch.setattr(topic, "batches", batches)
+    assert retry(log, 2, 4, 5).retried == (("orders", 0, 4), ("orders", 0, 5))
 
 
 def test_rejected_events_are_quarantined_once(log: EventLog):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater.engine.compatibility import (
@@ -17,11 +21,21 @@ from headwater.engine.compatibility import (
     require_compatible,
 )
 from headwater.engine.context import EngineContext, QueryManifest
-from headwater.errors import StateChangedError
+from headwater.errors import FencedError, RefusedError, StateChangedError
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.pipelines import PipelineKind
-from headwater.store import Commit, InputRange, LedgerEntry, SqliteDialect, SqlStore, ViewTable
+from headwater.store import (
+    Commit,
+    InputRange,
+    LedgerEntry,
+    PipelineReport,
+    SideOutput,
+    SqliteDialect,
+    SqlStore,
+    StateWrite,
+    ViewTable,
+)
 from tests.engine.given import ROWS, built, orders, pipeline
 
 VIEW, STREAM = PipelineKind.VIEW, PipelineKind.STREAM
@@ -104,34 +118,139 @@ def test_a_view_is_rebuilt_on_request_or_after_an_interruption(
     assert choose_start(Compatibility(verdict), kind, **states) == start
 
 
-def test_a_rebuild_becomes_current_when_it_has_read_what_was_there(tmp_path: Path):
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[EngineContext]:
     with EventLog(tmp_path, clock=ManualClock()) as log:
-        store = SqlStore(SqliteDialect(tmp_path / "store"), ManualClock())
-        context = EngineContext(tmp_path, log, store, ManualClock())
-        input_ = orders()
-        log.create(input_.topic)
+        log.create(orders().topic)
         log.open_topic("orders").partitions[0].append_idle_marker(1)
-        made = []
-
-        def make_query(version: int, bounds: Any) -> Any:
-            made.append((version, bounds and bounds.starts))
-            directory = context.query_directory("big", version)
-            return SimpleNamespace(
-                directory=directory, manifest=manifest, built=built(pipeline(), input_), pipeline=pipeline()
-            )
-
-        context.query_directory("big", 1).prepare(manifest(), 1)
-        versions = ViewVersions(context, "big", make_query, Rebuild())
-        versions.next_query()
-        assert made == [(1, None), (2, {"orders": {0: 0}})]
-        assert (versions.version, versions.rebuilding, versions.on_commit()) == (2, True, False)
-        table = ViewTable("big", 2, ROWS, ("id",))
-        store.create(table)
-        epoch = store.open_epoch("big@2")
-        for batch, (end, caught_up) in enumerate([(0, False), (1, True)]):
-            entry = LedgerEntry("big@2", batch, epoch, (InputRange("orders", {0: 0}, {0: end}),), None, committed_at=0)
-            store.commit(Commit(entry, table, ROWS.empty_table()))
-            assert versions.on_commit() is caught_up
-        assert not versions.rebuilding
-        assert store.current_table("big").version == 2
+        store = SqlStore(SqliteDialect(tmp_path / "store"), ManualClock())
+        yield EngineContext(tmp_path, log, store, ManualClock()).claim_ownership()
         store.close()
+
+
+def versions(
+    context: EngineContext, now: QueryManifest, rebuild: Rebuild | None = None, made: list[Any] | None = None
+) -> ViewVersions:
+    """The versions of a view with this definition; `made` gets version and starts of the queries that are created."""
+
+    def make_query(version: int, bounds: Any) -> Any:
+        if made is not None:
+            made.append((version, bounds and bounds.starts))
+        directory = context.query_directory("big", version)
+        return SimpleNamespace(
+            directory=directory,
+            manifest=lambda: now,
+            built=built(pipeline(), orders(), stateful=("a",)),
+            pipeline=pipeline(),
+        )
+
+    return ViewVersions(context, "big", make_query, rebuild)
+
+
+def leave_unfinished(context: EngineContext, version: int, definition: QueryManifest) -> None:
+    """Write what a rebuild leaves that commits one batch, quarantines an event and then fails."""
+    context.query_directory("big", version).prepare(definition, 1)
+    table = ViewTable("big", version, ROWS, ("id",))
+    context.store.create(table)
+    epoch = context.store.open_epoch(table.query)
+    entry = LedgerEntry(table.query, 0, epoch, (InputRange("orders", {0: 0}, {0: 0}),), None, committed_at=0)
+    bad = SideOutput("orders", 0, 0, 0, 0, "{}", "why")
+    states = (StateWrite("seen", [b"k"], [b""], [b"v"]),)
+    rows = pa.table({"id": [1]}, ROWS)
+    context.store.commit(Commit(entry, table, rows, late=(bad,), quarantined=(bad,), states=states))
+    context.store.skip(table.query, [bad])
+    context.store.report(PipelineReport("big", version, "view", "failed"))
+
+
+def stored_queries(context: EngineContext) -> set[str]:
+    """The queries and versions that any table of the store mentions, except for the epochs."""
+    with contextlib.closing(sqlite3.connect(context.data / "store" / "store.db")) as database:
+        names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        found = {name for name in names if name.startswith("v") and name.endswith("_big")}
+        for name in set(names) - found - {"hw$epochs"}:
+            columns = [row[1] for row in database.execute(f'PRAGMA table_info("{name}")')]
+            if "query" in columns:
+                found |= {row[0] for row in database.execute(f'SELECT query FROM "{name}"')}
+            elif "version" in columns:
+                found |= {f"big@{row[0]}" for row in database.execute(f'SELECT version FROM "{name}"')}
+    return found
+
+
+def test_a_rebuild_that_failed_does_not_block_the_next_one(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    leave_unfinished(context, 2, manifest(code="fails"))
+    made: list[Any] = []
+    mended = versions(context, manifest(code="mended"), Rebuild(), made)
+    mended.next_query()
+    assert made[-1] == (3, {"orders": {0: 0}})
+    assert (mended.version, mended.rebuilding) == (3, True)
+
+
+def test_nothing_is_left_of_a_discarded_version_and_its_runner_is_fenced(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    leave_unfinished(context, 2, manifest(code="fails"))
+    assert stored_queries(context) > {"v2_big", "big@2"}
+    versions(context, manifest(code="mended"), Rebuild()).next_query()
+    assert stored_queries(context) == {"v1_big", "big@1"}
+    assert context.versions_after("big", 1) == []
+    with pytest.raises(FencedError):
+        context.store.check_epoch("big@2", 1)
+
+
+def test_an_interrupted_rebuild_of_the_same_definition_continues(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    leave_unfinished(context, 2, manifest(code="older"))
+    leave_unfinished(context, 3, manifest(code="edited"))
+    found = versions(context, manifest(code="edited"))
+    found.next_query()
+    assert (found.version, found.rebuilding) == (3, True)
+    assert context.versions_after("big", 1) == [3]
+    assert context.store.last_entry("big@3") is not None
+
+
+def test_without_a_request_an_unfinished_version_of_another_definition_stays(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    leave_unfinished(context, 2, manifest(code="fails"))
+    with pytest.raises(StateChangedError):
+        versions(context, manifest(code="mended")).next_query()
+    assert versions(context, manifest()).next_query().directory.query_id == "big@1"
+
+
+def test_a_driver_that_was_replaced_discards_nothing(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    leave_unfinished(context, 2, manifest(code="fails"))
+    context.claim_ownership()  # by another driver
+    with pytest.raises(FencedError):
+        versions(context, manifest(code="mended"), Rebuild()).next_query()
+    assert context.store.last_entry("big@2") is not None
+    assert context.query_directory("big", 2).load_manifest() is not None
+
+
+def test_the_current_version_cannot_be_discarded(context: EngineContext):
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    with pytest.raises(RefusedError) as caught:
+        context.discard_version("big", 1)
+    assert caught.value.data == {"view": "big", "version": 1}
+
+
+def test_a_rebuild_becomes_current_when_it_has_read_what_was_there(context: EngineContext):
+    made: list[Any] = []
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    found = versions(context, manifest(), Rebuild(), made)
+    found.next_query()
+    assert made == [(1, None), (2, {"orders": {0: 0}})]
+    assert (found.version, found.rebuilding, found.on_commit()) == (2, True, False)
+    table = ViewTable("big", 2, ROWS, ("id",))
+    context.store.create(table)
+    epoch = context.store.open_epoch("big@2")
+    for batch, (end, caught_up) in enumerate([(0, False), (1, True)]):
+        entry = LedgerEntry("big@2", batch, epoch, (InputRange("orders", {0: 0}, {0: end}),), None, committed_at=0)
+        context.store.commit(Commit(entry, table, ROWS.empty_table()))
+        assert found.on_commit() is caught_up
+    assert not found.rebuilding
+    assert context.store.current_table("big").version == 2

@@ -182,3 +182,9 @@ def test_a_change_between_two_requests_is_not_missed(web: httpx.Client, name: st
     assert second["changed"]
     quiet = web.post(f"{path}/changes", json={"mark": second["mark"], "wait": 0.05}).json()
     assert quiet == {"changed": False, "mark": second["mark"]}
+
+
+@pytest.mark.parametrize(("path", "wanted"), [("offsets", {"to": "earliest"}), ("members", {})])
+def test_the_group_of_a_pipeline_belongs_to_its_engine(web: httpx.Client, name: str, path: str, wanted: dict[str, str]):
+    answer = web.post(f"/api/groups/hw.pipeline.revenue/{name}/{path}", json=wanted)
+    assert (answer.status_code, answer.json()["code"], answer.json()["data"]["pipeline"]) == (409, "REFUSED", "revenue")

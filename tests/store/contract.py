@@ -15,15 +15,25 @@ from headwater.errors import (
     FencedError,
     KeyNotUniqueError,
     LedgerMismatchError,
+    RefusedError,
     SchemaConflictError,
     UnknownViewError,
 )
-from headwater.store import EventCounts, InputRange, PipelineReport, Store, ViewTable
+from headwater.store import EventCounts, InputRange, PipelineReport, RetriedEvent, Store, ViewTable
 from headwater.store.changelog import change_schema
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
 from tests.store.state_contract import StateContract
 
 UNSIGNED = ViewTable("unsigned", 1, pa.schema([("k", pa.string()), ("n", pa.uint64())]), ("k",))
+
+
+def quarantine(store: Store, *offsets: int, rule: str = "always", watermark: int = 0) -> Runner:
+    """A runner whose first batch has quarantined these events."""
+    runner = Runner(store)
+    runner.commit(inputs=(replace(read(0), watermark=watermark),), quarantined=tuple(map(aside, offsets)))
+    store.report(PipelineReport("totals", 1, "view", "running", retries={"orders": rule}))
+    store.report(PipelineReport("totals", 1, "view", "stopped"))  # keeps the rules
+    return runner
 
 
 class StoreContract(StateContract):
@@ -348,6 +358,34 @@ class StoreContract(StateContract):
         with pytest.raises(FencedError):
             old.commit([{"k": "a", "n": 1}])
 
+    def test_a_version_that_was_never_current_is_discarded_with_all_it_has(self, store):
+        Runner(store).commit([{"k": "a", "n": 1}])
+        runner = Runner(store, replace(TOTALS, version=2))
+        runner.commit([{"k": "a", "n": 2}], quarantined=(aside(3),))
+        store.skip(runner.query, [aside(4)])
+        for _ in range(2):
+            store.discard_version("totals", 2)
+            assert (store.last_entry(runner.query), store.outbox(runner.query), store.skips(runner.query)) == (
+                None,
+                [],
+                [],
+            )
+        with pytest.raises(FencedError):
+            runner.commit([{"k": "a", "n": 3}])
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+        store.create(replace(TOTALS, version=2, schema=TOTALS.schema.append(pa.field("more", pa.int64()))))
+
+    def test_the_current_version_and_a_replaced_driver_discard_nothing(self, store):
+        runner = Runner(store)
+        with pytest.raises(RefusedError):
+            store.discard_version("totals", 1)
+        old, _ = store.open_epoch("@driver"), store.open_epoch("@driver")
+        Runner(store, replace(TOTALS, version=2)).commit([{"k": "a", "n": 2}])
+        with pytest.raises(FencedError):
+            store.discard_version("totals", 2, ("@driver", old))
+        assert store.last_entry("totals@2") is not None
+        runner.commit([{"k": "a", "n": 1}])
+
     def test_a_swap_to_an_unknown_version_is_refused(self, store):
         store.create(TOTALS)
         with pytest.raises(UnknownViewError):
@@ -359,6 +397,51 @@ class StoreContract(StateContract):
         runner.table = TOTALS
         with pytest.raises(UnknownViewError):
             runner.commit([{"k": "a", "n": 1}])
+
+    # -- retries -----------------------------------------------------------------------------------------------------
+
+    def test_a_request_names_quarantined_events_until_a_batch_takes_it(self, store):
+        runner = quarantine(store, 3, 5)
+        assert [event.outcome for event in store.preview_retry(runner.query)] == ["retry", "retry"]
+        asked = store.request_retry(runner.query, [("orders", 0, 3), ("orders", 0, 4)])
+        assert asked == [RetriedEvent(1, "orders", 0, 3, waits=True)]
+        assert store.request_retry(runner.query, [("orders", 0, 3)]) == asked
+        assert [event.outcome for event in store.preview_retry(runner.query)] == ["waits", "retry"]
+        assert store.newest_retries() == {runner.query: 1}
+        moved = EventCounts(used=1, quarantined=-1)
+        runner.commit(inputs=(replace(read(0, counts=moved), retry=1),), retried=(("orders", 0, 3),))
+        assert [event.offset for event in store.preview_retry(runner.query)] == [5]
+        assert store.retries(runner.query) == [replace(asked[0], waits=False)]
+        assert store.request_retry(runner.query, [("orders", 0, 3)]) == []
+
+    def test_an_event_that_fails_again_is_withdrawn_and_can_be_retried_once_more(self, store):
+        runner = quarantine(store, 3)
+        store.request_retry(runner.query, [("orders", 0, 3)])
+        store.skip(runner.query, [aside(3, reason="fails again"), aside(12)])
+        assert [event.offset for event in store.skips(runner.query)] == [12]
+        assert store.retries(runner.query) == []
+        (event,) = store.preview_retry(runner.query)
+        assert (event.reason, event.outcome) == ("fails again", "retry")
+        assert store.request_retry(runner.query, [("orders", 0, 3)]) == [RetriedEvent(2, "orders", 0, 3, waits=True)]
+
+    @pytest.mark.parametrize(
+        ("rule", "watermark", "outcome"),
+        [
+            ("always", 9_000, "retry"),
+            ("watermark", 999, "retry"),
+            ("watermark", 1_000, "rebuild"),
+            ("rebuild", 0, "rebuild"),
+        ],
+    )
+    def test_an_event_that_the_watermark_has_passed_needs_a_rebuild(self, store, rule, watermark, outcome):
+        runner = quarantine(store, 3, rule=rule, watermark=watermark)
+        assert [event.outcome for event in store.preview_retry(runner.query)] == [outcome]
+        assert len(store.request_retry(runner.query, [("orders", 0, 3)])) == (outcome == "retry")
+
+    def test_a_batch_that_takes_another_retry_is_another_batch(self, store):
+        runner = quarantine(store, 3)
+        with pytest.raises(LedgerMismatchError):
+            runner.commit(batch=0, inputs=(replace(read(0), retry=1),))
 
     # -- others ------------------------------------------------------------------------------------------------------
 

@@ -21,11 +21,12 @@ import msgspec
 
 from headwater.cli.formatting import escape, escape_json, format_count, format_duration, format_plain
 from headwater.cli.options import Options
+from headwater.errors import NeedsConfirmationError, RefusedError
 
 if TYPE_CHECKING:
     from headwater.store.views.view_query import ViewResult
 
-__all__ = ["Column", "Output", "Progress", "format_window", "print_view"]
+__all__ = ["Column", "Output", "Progress", "confirm", "format_window", "print_view"]
 
 _MIN_WIDTH = 8  # characters of the last column
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -286,3 +287,24 @@ def _title(output: Output, name: str) -> str:
 def _format_cell(value: Any) -> str:
     """Returns a value for a terminal; times without trailing zeros."""
     return f"{value:%Y-%m-%d} {_time_of_day(value)}Z" if isinstance(value, datetime) else format_plain(value)
+
+
+def confirm(what: str, detail: str, name: str) -> None:
+    """Ask on the terminal for the name of what changes.
+
+    Args:
+        what: What needs the confirmation.
+        detail: What to know before.
+        name: The name to type.
+
+    Raises:
+        NeedsConfirmationError: Stdin is not a terminal.
+        RefusedError: Something else was typed.
+    """
+    if not sys.stdin.isatty():
+        what = f"{what}: this needs a confirmation, and stdin is not a terminal"
+        raise NeedsConfirmationError(what, detail=detail, fix="add --yes", name=name)
+    sys.stderr.write(f"{what}\n{detail}\nType the name to confirm ({name}): ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip() != name:
+        raise RefusedError("nothing was changed", detail="the name does not match", fix="type it again, or add --yes")

@@ -266,6 +266,9 @@ class Client(QueueMethods):
             topic: The topic it reads.
             to: "earliest", "latest", an offset or a time.
             dry_run: Change nothing.
+
+        Raises:
+            RefusedError: A consumer is running, or the group belongs to a pipeline: rebuild its view instead.
         """
         return reset_group(self.log, group, topic, to, dry_run=dry_run)
 

@@ -10,14 +10,24 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from headwater.errors import DamagedError, UnknownGroupError
+from headwater.errors import DamagedError, RefusedError, UnknownGroupError
 from headwater.events import Clock, Event
 from headwater.log import Start
+from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader, age_of_oldest
 from headwater.units import to_seconds
 
-__all__ = ["Consumer", "Lag", "OffsetReset", "find_offsets", "group_lags", "open_reader", "reset_group"]
+__all__ = [
+    "Consumer",
+    "Lag",
+    "OffsetReset",
+    "find_offsets",
+    "group_lags",
+    "open_reader",
+    "refuse_pipeline_group",
+    "reset_group",
+]
 
 _CHECK_INTERVAL = 0.1  # seconds between checks of the group while events are buffered
 
@@ -52,6 +62,7 @@ class Consumer:
         timeout: timedelta | None = None,
         session: timedelta = timedelta(minutes=5),
     ) -> None:
+        refuse_pipeline_group(group)
         self._log = log
         self._timeout = timeout
         self._session = session.total_seconds()
@@ -214,6 +225,26 @@ def group_lags(log: Log, clock: Clock, group: str | None = None) -> list[Lag]:
     return lags
 
 
+def refuse_pipeline_group(group: str) -> None:
+    """Refuse to move the offsets of a pipeline's group.
+
+    The group only reports how far the pipeline has read. The pipeline itself continues from its checkpoint, and
+    retention would remove events below the moved offsets that it has not read.
+
+    Raises:
+        RefusedError: The group belongs to a pipeline.
+    """
+    if group.startswith(PIPELINE_GROUP_PREFIX):
+        pipeline = group.removeprefix(PIPELINE_GROUP_PREFIX)
+        raise RefusedError(
+            f'group "{group}" belongs to pipeline "{pipeline}", which continues from its checkpoint',
+            detail="a view reads events again when it is rebuilt: headwater backfill, or headwater run --rebuild",
+            fix=f"headwater backfill {pipeline}",
+            group=group,
+            pipeline=pipeline,
+        )
+
+
 def reset_group(
     log: Log, group: str, topic: str, to: Start | Mapping[int, int], *, dry_run: bool = False
 ) -> list[OffsetReset]:
@@ -225,7 +256,11 @@ def reset_group(
         topic: The topic it reads.
         to: "earliest", "latest", an offset or a time; or an offset for each partition.
         dry_run: Only return what would change.
+
+    Raises:
+        RefusedError: The group belongs to a pipeline, or a member is running.
     """
+    refuse_pipeline_group(group)
     known: Mapping[int, int] = {}
     with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset creates the one and repairs the other
         known = log.groups.state(group, topic).committed

@@ -7,11 +7,13 @@ this out, and replaces the current version once the new one has caught up.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from headwater.engine.build.inputs import Input
 from headwater.engine.context import EngineContext, QueryManifest
 from headwater.engine.query import OffsetBounds, Query, rebuild_error
 from headwater.errors import StateChangedError
@@ -21,6 +23,7 @@ from headwater.plan import StateVerdict
 
 __all__ = ["Compatibility", "Rebuild", "ViewVersions", "check_compatibility", "choose_start", "require_compatible"]
 
+logger = logging.getLogger("headwater.engine")
 _IN_PLACE: Final = re.compile(r"code|sql|uses\..*")
 """Facts that may change in place if no step keeps state: rows that exist do not depend on them."""
 
@@ -98,7 +101,7 @@ def choose_start(
         kind: The kind of the pipeline.
         rebuilding: Whether the current version is itself a rebuild that has not caught up.
         requested: Whether a rebuild was requested.
-        interrupted: Whether the next version exists, because a crash interrupted its rebuild.
+        interrupted: Whether an unfinished version of the present definition exists, because a crash interrupted it.
     """
     needs_rebuild = requested or (interrupted and not compatibility.continues)
     if needs_rebuild and kind is PipelineKind.VIEW and not rebuilding and compatibility.verdict != "new":
@@ -144,37 +147,58 @@ class ViewVersions:
     def next_query(self) -> Query:
         """Returns the query to run: it continues, or it rebuilds the view beside the current version.
 
-        A rebuild that a crash interrupted continues without a request.
+        A rebuild that a crash interrupted continues without a request. A request begins anew: the unfinished version
+        may come from a function that failed, or its state may be damaged.
 
         Raises:
             StateChangedError: The state does not match the definition, and no rebuild was requested.
         """
         query = self._make_query(self.version, None)
         compatibility = _compare_with_last_run(query)
+        unfinished = self._context.versions_after(self._name, self.version)
+        may_resume = unfinished and self.rebuild is None and not compatibility.continues
+        resumed = self._resume(unfinished[-1]) if may_resume else None
         start = choose_start(
             compatibility,
             query.pipeline.kind,
             rebuilding=self.rebuilding,
             requested=self.rebuild is not None,
-            interrupted=self._context.query_directory(self._name, self.version + 1).load_manifest() is not None,
+            interrupted=resumed is not None,
         )
         if start != "rebuild":
             require_compatible(query.pipeline, compatibility)
             return query
-        inputs, log = query.built.inputs, self._context.log
-        since = self.rebuild.since if self.rebuild else "earliest"
-        starts = {
-            input_.name: {p: log.find_offset(input_.topic.name, p, since) for p in range(input_.topic.partitions)}
-            for input_ in inputs
-        }
-        query = self._make_query(self.version + 1, OffsetBounds(starts))
-        require_compatible(query.pipeline, _compare_with_last_run(query))
-        self.version += 1
+        # A new version gets a number that no other one had: a process that still runs a discarded version, here or
+        # under another driver, shares no file, table or topic with it.
+        number = unfinished[-1] if resumed else max((self.version, *unfinished)) + 1
+        for version in unfinished:
+            if version != number:
+                logger.warning("%s: version %d was never finished; it is discarded", query.pipeline, version)
+                self._context.discard_version(self._name, version)
+        inputs = query.built.inputs
+        query = resumed or self._make_query(number, OffsetBounds(self._find_starts(inputs)))
+        self.version = number
         self._target = {
-            topic: {end.partition: end.end for end in log.ends(topic)}
+            topic: {end.partition: end.end for end in self._context.log.ends(topic)}
             for topic in (input_.topic.name for input_ in inputs)
         }
         return query
+
+    def _resume(self, version: int) -> Query | None:
+        """Returns the query of an unfinished version; None if it was built from another definition."""
+        query = self._make_query(version, None)
+        is_same = query.directory.load_manifest() is not None and _compare_with_last_run(query).continues
+        return query if is_same else None
+
+    def _find_starts(self, inputs: Sequence[Input]) -> dict[str, dict[int, int]]:
+        since = self.rebuild.since if self.rebuild else "earliest"
+        return {
+            input_.name: {
+                partition: self._context.log.find_offset(input_.topic.name, partition, since)
+                for partition in range(input_.topic.partitions)
+            }
+            for input_ in inputs
+        }
 
     def on_commit(self) -> bool:
         """Make the new version current if it has caught up; returns whether it did so with this commit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from headwater.events import Clock
 from headwater.log.protocol import TimedLog
 from headwater.log.storage.disk import Disk
 from headwater.profiles import redact
-from headwater.store import SideOutput, Store
+from headwater.store import RetriedEvent, SideOutput, Store
 
 __all__ = ["CheckpointFolder", "EngineContext", "HadoopFolder", "LocalFolder", "QueryDirectory", "QueryManifest"]
 
@@ -52,6 +53,9 @@ class CheckpointFolder(Protocol):
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file atomically: after a crash it is the old one or the new one."""
+
+    def remove(self) -> None:
+        """Delete the folder with everything in it, if it exists."""
 
     def sync(self) -> None:
         """Return when everything that Spark has written here would survive a power failure."""
@@ -94,6 +98,11 @@ class LocalFolder:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Disk().write_file(path, data)
+
+    def remove(self) -> None:
+        """Delete the folder with everything in it, if it exists."""
+        # A process of a stopped query may still write here; what it leaves is removed with the next call.
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def sync(self) -> None:
         """Sync the whole file system of this folder to disk; Spark itself never syncs a file."""
@@ -150,6 +159,11 @@ class HadoopFolder:
             stream = files.createAtomic(path, True)
             stream.write(data)
             stream.close()
+
+    def remove(self) -> None:
+        """Delete the folder with everything in it, if it exists."""
+        with self._file_manager(".") as (files, path):
+            files.delete(path)
 
     def sync(self) -> None:
         """Do nothing: object stores and HDFS are durable once a write returns."""
@@ -228,6 +242,11 @@ class QueryDirectory:
         except FileNotFoundError:
             return None
 
+    def remove(self) -> None:
+        """Delete all files of the query."""
+        for folder in (LocalFolder(self._local), self._shared):
+            folder.remove()
+
     def prepare(self, manifest: QueryManifest, inputs: int) -> None:
         """Create the local files anew, and write the manifest if it has changed."""
         self._local.mkdir(parents=True, exist_ok=True)
@@ -247,6 +266,16 @@ class QueryDirectory:
         for name, topic in topics.items():
             positions = sorted({(aside.partition, aside.offset) for aside in skipped if aside.topic == topic})
             self.skips_file(name).write_bytes(msgspec.json.encode(positions))
+
+    def retries_file(self, input_: str) -> Path:
+        """Returns the file with the events that an input retries; it is replaced when there are new ones."""
+        return self._local / f"retries-{input_}.json"
+
+    def write_retries(self, topics: Mapping[str, str], retried: Sequence[RetriedEvent]) -> None:
+        """Write the events that the inputs retry; `topics` has the topic of each input."""
+        for name, topic in topics.items():
+            rows = [(one.number, one.partition, one.offset) for one in retried if one.topic == topic]
+            Disk().write_file(self.retries_file(name), msgspec.json.encode(rows))
 
 
 _OWNER: Final = "@driver"
@@ -317,3 +346,18 @@ class EngineContext:
         """Returns the directory of a query."""
         shared = self.checkpoints if self.scratch is None else None
         return QueryDirectory(self.scratch or self.data, name, version, shared)
+
+    def versions_after(self, name: str, version: int) -> list[int]:
+        """Returns the later versions of a pipeline that have a directory, in order."""
+        shared = self.checkpoints or LocalFolder(self.data / "engine")
+        return sorted(int(one) for one in shared.subfolder(name).list_names() if one.isdigit() and int(one) > version)
+
+    def discard_version(self, name: str, version: int) -> None:
+        """Delete everything that the store and the directory have of an unfinished version of a view.
+
+        Raises:
+            FencedError: Another driver has taken over the pipelines.
+        """
+        # The store first: from then on a runner of this version cannot commit.
+        self.store.discard_version(name, version, None if self.owner is None else (_OWNER, self.owner))
+        self.query_directory(name, version).remove()

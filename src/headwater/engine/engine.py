@@ -75,11 +75,18 @@ class Engine:
         Raises:
             HeadwaterError: A pipeline was given up.
         """
+        self.take_retries()
         for pipeline in self._graph.pipelines:
             query = self.supervisors[pipeline.name].wait_until_running()
             for input_ in query.built.inputs:
                 self.context.log.await_event_time(input_.topic.name)
             self.supervisors[pipeline.name].catch_up()
+
+    def take_retries(self) -> None:
+        """Pass new requests to retry quarantined events to the running queries."""
+        newest = self.context.store.newest_retries()
+        for supervisor in self.supervisors.values():
+            supervisor.take_retries(newest)
 
     def stop(self) -> None:
         """Stop all queries."""

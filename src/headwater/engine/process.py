@@ -115,7 +115,7 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event) -> None:
 
 
 def _watch(engine: Engine, ended: threading.Event) -> None:
-    """Wait for the end of the process; report each pipeline that is given up, once.
+    """Wait for the end of the process; report each pipeline that is given up, once, and pass on retry requests.
 
     Raises:
         FencedError: Another driver has taken over the pipelines.
@@ -124,6 +124,7 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
     while not ended.wait(_POLL_INTERVAL):
         with contextlib.suppress(LockedError, UnreachableError):  # unknown until the store answers
             engine.context.check_owner()
+            engine.take_retries()
         for name, supervisor in engine.supervisors.items():
             if supervisor.error is not None and name not in reported:
                 reported.add(name)

@@ -15,7 +15,7 @@ from headwater.engine.build.inputs import Input
 from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY
 from headwater.engine.context import EngineContext
 from headwater.engine.query import Query
-from headwater.engine.sink.accounting import to_side_outputs
+from headwater.engine.sink.accounting import read_planned_retries, to_side_outputs
 from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
 from headwater.engine.spark.error_translation import first_line
 from headwater.log import LogBatch
@@ -78,6 +78,10 @@ def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
                 mask = visible.mask(found)
                 mask &= [(input_.topic.name, partition, int(offset)) not in skipped for offset in found.offsets]
                 yield Candidates(input_, found.select(mask))
+        if input_.name in planned and planned[input_.name].retries:
+            retries = context.store.retries(query.directory.query_id)
+            for found in read_planned_retries(context.log, query.built, input_, planned[input_.name], retries):
+                yield Candidates(input_, found)
 
 
 def bisect(

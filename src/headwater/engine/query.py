@@ -156,6 +156,7 @@ class Query:
         self.failure: BaseException | None = None
         self._running: StreamingQuery | None = None
         self._sink: Sink | None = None
+        self._newest_retry = 0  # the newest request to retry quarantined events that the inputs know
         self._started = threading.Event()
 
     def _build(self, spark: SparkSession, inputs: tuple[Input, ...], version: int) -> tuple[BuiltQuery, Topic | None]:
@@ -174,6 +175,7 @@ class Query:
             cores=self._context.cores,
             max_wait=self._context.wait,
             end_offsets=self.bounds.ends if self.bounds else {},
+            retry_files={name: str(self.directory.retries_file(name)) for name in self._topics},
         )
 
     def manifest(self) -> QueryManifest:
@@ -207,6 +209,7 @@ class Query:
         for topic in self._topics.values():
             log.open_topic(topic)  # on Kafka, this starts tracking event time
         self.directory.write_skips(self._topics, store.skips(query_id))
+        self.take_retries(store.newest_retries())
         last = store.last_entry(query_id)
         # Before the positions are read: a torn plan has none.
         for name in mend(self.directory.checkpoint, last.batch if last else -1):
@@ -231,6 +234,17 @@ class Query:
             self._started.set()
             while self._running.isActive and self._running.status["message"] == "Initializing sources":
                 time.sleep(0.05)
+
+    def take_retries(self, newest: Mapping[str, int]) -> None:
+        """Pass requests to retry quarantined events to the inputs; their next batch takes new ones.
+
+        Args:
+            newest: The number of the newest request, by query.
+        """
+        number = newest.get(self.directory.query_id, 0)
+        if number > self._newest_retry:
+            self.directory.write_retries(self._topics, self._context.store.retries(self.directory.query_id))
+            self._newest_retry = number
 
     def _process_batch(self, sink: Sink, frame: DataFrame, batch: int) -> None:
         """Process a batch, called by Spark; keeps the exception, because Spark passes on only its text."""

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Final
@@ -209,6 +209,16 @@ class PipelineSupervisor:
             with self._state_changed:  # until the thread has seen the failure and replaced the query or given up
                 self._state_changed.wait_for(lambda q=query: self._query is not q or self.error is not None)  # type: ignore[misc]
 
+    def take_retries(self, newest: Mapping[str, int]) -> None:
+        """Pass a new request to retry quarantined events to the running query.
+
+        Args:
+            newest: The number of the newest request, by query.
+        """
+        query = self._query
+        if query is not None:
+            query.take_retries(newest)
+
     def stop(self) -> None:
         """Stop the query and the thread."""
         self._stopping.set()
@@ -371,6 +381,7 @@ class PipelineSupervisor:
             self._context.clock.micros(),
             pipeline.latency or "",
             pipeline.delivery,
+            _retry_rules(self._query),
         )
         try:
             self._context.check_owner()
@@ -382,6 +393,14 @@ class PipelineSupervisor:
         with self._state_changed:
             self._state = state
             self._state_changed.notify_all()
+
+
+def _retry_rules(query: Query | None) -> dict[str, str]:
+    """Returns for each topic of a query when its quarantined events can be retried; empty without a query."""
+    if query is None or query.pipeline.realtime:
+        return {}
+    options = query.built.input_options
+    return {input_.topic.name: options.retry_rule(input_) for input_ in query.built.inputs}
 
 
 def _state_error_line(failure: BaseException) -> str:

@@ -39,7 +39,10 @@ from headwater.log.topic import check_name
 if TYPE_CHECKING:
     from headwater.log.event_log import EventLog, Start
 
-__all__ = ["Assignment", "FolderGroups", "GroupState", "Membership", "OffsetFile"]
+__all__ = ["PIPELINE_GROUP_PREFIX", "Assignment", "FolderGroups", "GroupState", "Membership", "OffsetFile"]
+
+PIPELINE_GROUP_PREFIX = "hw.pipeline."
+"""The groups under which pipelines report their offsets; a pipeline itself resumes from its checkpoint."""
 
 logger = logging.getLogger("headwater.log")
 _RECORD = struct.Struct("<IQqq")  # checksum, number, offset, time

@@ -18,6 +18,7 @@ from headwater.store.commit import (
 )
 from headwater.store.ledger import EventCounts, InputRange, LedgerEntry
 from headwater.store.protocol import QueryLimits, SqlResult, Stager, StateStore, Store
+from headwater.store.retries import RetriedEvent
 from headwater.store.sql_store import SqlStore
 from headwater.store.sqlite import SqliteDialect
 from headwater.store.views.view_reader import ViewReader
@@ -31,6 +32,7 @@ __all__ = [
     "PipelineReport",
     "PipelineState",
     "QueryLimits",
+    "RetriedEvent",
     "SideOutput",
     "SqlResult",
     "SqlStore",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Literal
 
@@ -163,6 +163,7 @@ class Commit:
         rows: For a view, whole rows; each replaces the row with its key. For a stream, the rows to append.
         late: Events that came too late for this batch.
         quarantined: Events that cannot be used.
+        retried: Topic, partition and offset of events that leave the quarantine, because this batch uses them.
         finals: Whether the changes also tell which rows became final: the watermark has passed the end of their window
             with this batch.
         deletes: The keys of rows to delete, as columns with the names of the key.
@@ -192,6 +193,7 @@ class Commit:
     states: tuple[StateWrite, ...] = ()
     state_sizes: tuple[StateSize, ...] = ()
     changes: pa.Table | None = None
+    retried: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,8 @@ class PipelineReport:
         since: When this state began, in microseconds since 1970.
         latency: "realtime" for a pipeline in real-time mode, which has no ledger; empty otherwise.
         delivery: The delivery class of its output.
+        retries: For each topic it reads, when a quarantined event can be retried: "always", "watermark" (while its
+            event time is above the watermark) or "rebuild" (never). Empty if it is not known yet.
 
     Example:
         >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).inputs
@@ -251,3 +255,4 @@ class PipelineReport:
     since: int = 0
     latency: str = ""
     delivery: str = ""
+    retries: Mapping[str, str] = field(default_factory=dict)

@@ -61,6 +61,10 @@ class EventCounts:
 class InputRange:
     """One input of one batch: offsets from `start` up to, not including, `end` by partition.
 
+    `retry` is the number of the last request to retry quarantined events that this or an earlier batch has taken. A
+    retried event was counted as quarantined by an earlier batch. The batch that uses it counts one event less as
+    quarantined and one more as used. `watermark` is that of the input alone at `end`, in microseconds since 1970.
+
     Example:
         >>> InputRange("orders", {0: 0, 1: 4}, {0: 7, 1: 4}, EventCounts(in_=7, used=7)).end[0]
         7
@@ -70,6 +74,8 @@ class InputRange:
     start: Mapping[int, int]
     end: Mapping[int, int]
     counts: EventCounts = EventCounts()
+    retry: int = 0
+    watermark: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,9 @@ class LedgerEntry:
         return sum((read.counts for read in self.inputs), EventCounts())
 
     def same_range(self, other: LedgerEntry) -> bool:
-        """Returns whether both read the same offsets of the same topics."""
-        return self.ranges() == other.ranges()
+        """Returns whether both read the same offsets of the same topics, and took the same retries."""
+        retries, others = ([read.retry for read in one.sorted_inputs()] for one in (self, other))
+        return self.ranges() == other.ranges() and retries == others
 
     def ranges(self) -> list[tuple[str, dict[int, int], dict[int, int]]]:
         """Returns topic, start and end offsets of every input, in a fixed order."""
@@ -166,7 +173,12 @@ def find_first_entry(
 def write_entry(session: Session, entry: LedgerEntry) -> None:
     """Add an entry, update the totals and delete entries that are too old; runs in the caller's transaction."""
     # Both texts are lists in the same order, not objects by topic, because one topic may be read twice.
-    ranges = [{"topic": topic, "start": start, "end": end} for topic, start, end in entry.ranges()]
+    ranges = [
+        {"topic": read.topic, "start": dict(read.start), "end": dict(read.end)}
+        | ({"retry": read.retry} if read.retry else {})
+        | ({"watermark": read.watermark} if read.watermark is not None else {})
+        for read in entry.sorted_inputs()
+    ]
     counts = [{"topic": read.topic, **asdict(read.counts)} for read in entry.sorted_inputs()]
     texts = (json.dumps(ranges, sort_keys=True), json.dumps(counts, sort_keys=True))
     summed = astuple(entry.counts)
@@ -218,6 +230,8 @@ def _entry_from_row(row: tuple[Any, ...] | None) -> LedgerEntry | None:
             _parse_offsets(read["start"]),
             _parse_offsets(read["end"]),
             EventCounts(**{name: told[name] for name in _COUNTS}),
+            read.get("retry", 0),
+            read.get("watermark"),
         )
         for read, told in zip(json.loads(ranges), json.loads(counts), strict=True)
     )

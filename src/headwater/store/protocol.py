@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -16,6 +16,7 @@ from headwater.errors import BadQueryError
 from headwater.log.notifier import PollableWaiter
 from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutput, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
+from headwater.store.retries import EventPosition, QuarantinedEvent, RetriedEvent
 
 __all__ = [
     "QueryLimits",
@@ -86,6 +87,19 @@ class Store(Protocol):
     def make_current(self, name: str, version: int) -> None:
         """Make a version current, drop the tables of older ones and fence their runners, in one transaction."""
 
+    def discard_version(self, name: str, version: int, owner: tuple[str, int] | None = None) -> None:
+        """Delete everything of a version that never became current, and fence its runner; idempotent.
+
+        Args:
+            name: The view.
+            version: The version.
+            owner: Name and epoch of the driver that calls; a driver that was replaced must not delete anything.
+
+        Raises:
+            RefusedError: Readers see this version.
+            FencedError: A newer driver has opened an epoch of the owner.
+        """
+
     def stager(self) -> Stager | None:
         """Returns a stager for workers with large batches; None if workers cannot reach the store."""
 
@@ -111,10 +125,25 @@ class Store(Protocol):
         """Record that the entries of a batch are in the topic, below these offsets; idempotent."""
 
     def skip(self, query: str, events: Sequence[SideOutput]) -> None:
-        """Record events to skip when their batch runs again; idempotent."""
+        """Record events to skip when their batch runs again; idempotent. An event that was retried is withdrawn."""
 
     def skips(self, query: str) -> list[SideOutput]:
         """Returns the events to skip."""
+
+    def preview_retry(self, query: str) -> list[QuarantinedEvent]:
+        """Returns the quarantined events of a query, with what a retry would do."""
+
+    def request_retry(self, query: str, positions: Collection[EventPosition]) -> list[RetriedEvent]:
+        """Request a retry of quarantined events; returns those that wait now, also from earlier requests.
+
+        Events that are not in quarantine, or that only a rebuild can use, are ignored.
+        """
+
+    def retries(self, query: str) -> list[RetriedEvent]:
+        """Returns the events of all requests of a query, except for those that failed again."""
+
+    def newest_retries(self) -> dict[str, int]:
+        """Returns the number of the newest request of each query that has one."""
 
     def report(self, report: PipelineReport) -> None:
         """Store the status report of a pipeline, for the system views."""

@@ -6,7 +6,7 @@ wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headwater.events import Clock, SystemClock
@@ -15,6 +15,16 @@ from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutp
 from headwater.store.dialect import Dialect, Session
 from headwater.store.ledger import LedgerEntry, find_entry, last_entry, last_published
 from headwater.store.protocol import Stager
+from headwater.store.retries import (
+    EventPosition,
+    QuarantinedEvent,
+    RetriedEvent,
+    newest_retries,
+    preview_retry,
+    read_retries,
+    request_retry,
+    withdraw_retries,
+)
 from headwater.store.state_table import SqlStateStore
 from headwater.store.status import write_report
 from headwater.store.transaction import (
@@ -25,7 +35,7 @@ from headwater.store.transaction import (
     read_side_outputs,
     write_side_outputs,
 )
-from headwater.store.view_registry import create_table, current_table, make_current
+from headwater.store.view_registry import create_table, current_table, discard_version, make_current
 
 __all__ = ["SqlStore"]
 
@@ -109,6 +119,22 @@ class SqlStore:
         """
         self.dialect.write(lambda session: make_current(session, self.dialect, name, version))
 
+    def discard_version(self, name: str, version: int, owner: tuple[str, int] | None = None) -> None:
+        """Delete everything of a version that never became current, and fence its runner; idempotent.
+
+        Raises:
+            RefusedError: Readers see this version.
+            FencedError: A newer driver has opened an epoch of the owner.
+        """
+
+        def discard(session: Session) -> None:
+            if owner is not None:
+                self.dialect.lock_query(session, owner[0])
+                check_epoch(session, *owner)
+            discard_version(session, self.dialect, name, version)
+
+        self.dialect.write(discard)
+
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def stager(self) -> Stager | None:
@@ -164,12 +190,37 @@ class SqlStore:
         self.dialect.write(lambda session: mark_published(session, query, batch, ends))
 
     def skip(self, query: str, events: Sequence[SideOutput]) -> None:
-        """Record events to skip when their batch runs again; idempotent."""
-        self.dialect.write(lambda session: write_side_outputs(session, "skips", query, -1, events))
+        """Record events to skip when their batch runs again; idempotent. An event that was retried is withdrawn."""
+
+        def skip_events(session: Session) -> None:
+            write_side_outputs(session, "skips", query, -1, withdraw_retries(session, query, events))
+
+        self.dialect.write(skip_events)
 
     def skips(self, query: str) -> list[SideOutput]:
         """Returns the events to skip."""
         return self.dialect.read(lambda session: read_side_outputs(session, "skips", query))
+
+    def preview_retry(self, query: str) -> list[QuarantinedEvent]:
+        """Returns the quarantined events of a query, with what a retry would do."""
+        return self.dialect.read(lambda session: preview_retry(session, query))
+
+    def request_retry(self, query: str, positions: Collection[EventPosition]) -> list[RetriedEvent]:
+        """Request a retry of quarantined events; returns those that wait now, also from earlier requests."""
+
+        def request(session: Session) -> list[RetriedEvent]:
+            self.dialect.lock_query(session, query)
+            return request_retry(session, query, positions)
+
+        return self.dialect.write(request)
+
+    def retries(self, query: str) -> list[RetriedEvent]:
+        """Returns the events of all requests of a query, except for those that failed again."""
+        return self.dialect.read(lambda session: read_retries(session, query))
+
+    def newest_retries(self) -> dict[str, int]:
+        """Returns the number of the newest request of each query that has one."""
+        return self.dialect.read(newest_retries)
 
     # -- connections -----------------------------------------------------------------------------------------------
 

@@ -22,18 +22,19 @@ def write_report(session: Session, report: PipelineReport, reported_at: int) -> 
     """Replace the status report of a pipeline; runs in the caller's transaction."""
     error = None if report.error is None else json.dumps(report.error, default=str)
     statement = """
-        INSERT INTO hw$reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        INSERT INTO hw$reports AS r VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (pipeline, version) DO UPDATE SET
             kind = excluded.kind, state = excluded.state, detail = excluded.detail, error = excluded.error,
             inputs = excluded.inputs, place = excluded.place, doc = excluded.doc, since = excluded.since,
-            told_at = excluded.told_at, latency = excluded.latency, delivery = excluded.delivery
+            told_at = excluded.told_at, latency = excluded.latency, delivery = excluded.delivery,
+            retries = CASE excluded.retries WHEN '{}' THEN r.retries ELSE excluded.retries END
     """
     session.execute(
         statement,
         (
             *(report.pipeline, report.version, report.kind, report.state, report.detail, error),
             *(json.dumps(report.inputs), report.location, report.doc, report.since, reported_at),
-            *(report.latency, report.delivery),
+            *(report.latency, report.delivery, json.dumps(dict(report.retries))),
         ),
     )
 

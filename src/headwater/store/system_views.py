@@ -206,7 +206,7 @@ def _pipelines_view(timestamp: Callable[[str], str]) -> str:
                r.error, coalesce(r.inputs, '[]') AS inputs, r.place, r.doc,
                (SELECT max(b.version) FROM hw$reports b WHERE b.pipeline = s.name AND b.version > s.version)
                    AS rebuilding,
-               r.latency, r.delivery
+               r.latency, r.delivery, coalesce(r.retries, '{{}}') AS retries
         FROM seen s
         LEFT JOIN hw$reports r ON r.pipeline = s.name AND r.version = s.version
         LEFT JOIN hw$totals t ON t.query = s.name || '@' || s.version

@@ -126,6 +126,11 @@ def commit_batch(session: Session, dialect: Dialect[Any], commit: Commit, writer
         write_states(session, dialect, entry.query, commit.states)
         write_state_sizes(session, entry.query, commit.state_sizes)
         write_side_outputs(session, "late", entry.query, entry.batch, commit.late)
+        # Before the write: an event that is retried and rejected again stays in quarantine.
+        session.executemany(
+            'DELETE FROM hw$quarantine WHERE query = ? AND topic = ? AND partition = ? AND "offset" = ?',
+            [(entry.query, *position) for position in commit.retried],
+        )
         write_side_outputs(session, "quarantine", entry.query, entry.batch, commit.quarantined)
     return True
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import BadNameError, BadTypeError, SchemaConflictError, UnknownViewError, near_names
+from headwater.errors import BadNameError, BadTypeError, RefusedError, SchemaConflictError, UnknownViewError, near_names
 from headwater.log.topic import check_name
 from headwater.sql.identifiers import quote
 from headwater.store.columns import storage_columns
@@ -21,6 +21,7 @@ __all__ = [
     "create_table",
     "current_table",
     "current_tables",
+    "discard_version",
     "find_table",
     "find_view",
     "make_current",
@@ -29,6 +30,8 @@ __all__ = [
     "table_name",
 ]
 
+_QUERY_TABLES = ("ledger", "totals", "outbox", "late", "quarantine", "skips", "retries")
+"""The tables, apart from those of operator state, that have rows of each query."""
 _RESERVED = re.compile(r"hw_|sqlite_|pg_|v\d+_", re.IGNORECASE)
 
 
@@ -158,6 +161,28 @@ def make_current(session: Session, dialect: Dialect[Any], name: str, version: in
     _replace_view(session, dialect, table)
     for past in older:
         session.execute_raw(f"DROP TABLE {qualified_name(dialect, past)}")
+
+
+def discard_version(session: Session, dialect: Dialect[Any], name: str, version: int) -> None:
+    """Delete everything of a version that never became current, and fence its runner; idempotent.
+
+    Its epoch stays, so that a runner of this version can never commit again.
+
+    Raises:
+        RefusedError: Readers see this version.
+    """
+    current = current_table(session, name)
+    if current is not None and current.version == version:
+        raise RefusedError(f'version {version} of view "{name}" is the current one', view=name, version=version)
+    query, table = f"{name}@{version}", find_table(session, name, version)
+    session.execute("UPDATE hw$epochs SET epoch = epoch + 1 WHERE query = ?", (query,))
+    delete_state(session, query)
+    for stem in _QUERY_TABLES:
+        session.execute(f"DELETE FROM hw${stem} WHERE query = ?", (query,))
+    session.execute("DELETE FROM hw$reports WHERE pipeline = ? AND version = ?", (name, version))
+    session.execute("DELETE FROM hw$views WHERE name = ? AND version = ?", (name, version))
+    if table is not None:
+        session.execute_raw(f"DROP TABLE {qualified_name(dialect, table)}")
 
 
 def _replace_view(session: Session, dialect: Dialect[Any], table: ViewTable) -> None:

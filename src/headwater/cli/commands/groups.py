@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from dataclasses import asdict
 from datetime import timedelta
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.cli.formatting import format_count, format_duration, plural
 from headwater.cli.options import DEFAULTS, Flag, Options, PositionText, open_client, parse_position
-from headwater.cli.output import Column, Output
-from headwater.errors import DamagedError, NeedsConfirmationError, RefusedError, UnknownGroupError
+from headwater.cli.output import Column, Output, confirm
+from headwater.errors import DamagedError, UnknownGroupError
 from headwater.units import duration
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def reset(
     """Set the committed offsets of a consumer group.
 
     Prints the old and the new offset of each partition, then asks for confirmation; without a terminal --yes is
-    required. The group's consumers must be stopped.
+    required. The group's consumers must be stopped. The group of a pipeline is refused: rebuild its view instead.
 
     Args:
         group: The consumer group.
@@ -197,25 +196,12 @@ def reset(
             output.note(f"{group} is at these offsets already")
             return 0
         if not yes:
-            _confirm(output, group, topic)
+            what = f'resetting the offsets of "{group}" on "{topic}"'
+            confirm(what, "nothing was changed; --dry-run shows the effect", group)
         # Sets the offsets that were shown, not the position again: "latest" may have moved since.
         client.log.groups.reset(group, topic, {move.partition: move.new for move in moves})
     output.note(f"{group} continues at the new offsets of {topic}")
     return 0
-
-
-def _confirm(output: Output, group: str, topic: str) -> None:
-    if not sys.stdin.isatty():
-        raise NeedsConfirmationError(
-            f'resetting the offsets of "{group}" on "{topic}" needs a confirmation, and stdin is not a terminal',
-            detail="nothing was changed; --dry-run shows the effect",
-            fix="add --yes",
-            group=group,
-        )
-    sys.stderr.write(f"Type the group's name to confirm ({group}): ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip() != group:
-        raise RefusedError("nothing was changed", detail="the name does not match", fix="type it again, or add --yes")
 
 
 def _effect(move: OffsetReset) -> str:

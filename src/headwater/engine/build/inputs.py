@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -147,6 +147,7 @@ class InputOptions:
         columns: The columns to read, by name of the input; all, by default.
         end_offsets: The offsets at which the query ends, by name of the input; it has no end, by default.
         alignment_files: For inputs that Spark reads more than once, the file that aligns the reads.
+        retry_files: The files with the events to retry, by name of the input.
         ipc_batches: Whether operators get other inputs as Arrow IPC batches. Rows of aligned inputs could not be
             counted that way.
     """
@@ -164,6 +165,7 @@ class InputOptions:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     end_offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     alignment_files: Mapping[str, str] = field(default_factory=dict)
+    retry_files: Mapping[str, str] = field(default_factory=dict)
     ipc_batches: bool = False
 
     def lateness(self, input_: Input) -> int:
@@ -171,6 +173,12 @@ class InputOptions:
         if not self.drop_late and not input_.is_table:
             return -1
         return (input_.topic.lateness + self.extra_lateness) // timedelta(microseconds=1)
+
+    def retry_rule(self, input_: Input) -> Literal["always", "watermark", "rebuild"]:
+        """Returns when a quarantined event of an input can be retried (see `VisibleRows.retry_mask`)."""
+        if input_.is_table or input_.ops:
+            return "rebuild"
+        return "always" if self.lateness(input_) < 0 else "watermark"
 
     def columns_of(self, input_: Input) -> tuple[str, ...]:
         """Returns the columns to read of an input."""
@@ -215,6 +223,7 @@ def source_options(inputs: tuple[Input, ...], number: int, input_options: InputO
         "rows": str(input_options.batch_rows),
         "cores": str(input_options.cores),
         "skips": input_options.skip_files[input_.name],
+        "retries": input_options.retry_files.get(input_.name, ""),
         "start": json.dumps(dict(input_options.start_offsets[input_.name])),
         "end": json.dumps(dict(input_options.end_offsets.get(input_.name, {}))),
         "number": str(number),

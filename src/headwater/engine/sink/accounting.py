@@ -21,6 +21,7 @@ from headwater.engine.build.build import BuiltQuery
 from headwater.engine.build.inputs import Input
 from headwater.engine.build.plan_analysis import scala_items, split_partition
 from headwater.engine.sink.checkpoint import PlannedInput
+from headwater.engine.source.retries import read_retried
 from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON
 from headwater.errors import EngineFailedError, RowsDroppedError
 from headwater.events.values import format_moment, moments_of
@@ -28,9 +29,18 @@ from headwater.log import LogBatch
 from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import LOWEST_TIME, Frame, envelope_bits
 from headwater.pipelines import DropLate, PipelineKind
-from headwater.store import EventCounts, InputRange, SideOutput, StateSize
+from headwater.store import EventCounts, InputRange, RetriedEvent, SideOutput, StateSize
+from headwater.store.retries import EventPosition
 
-__all__ = ["BatchAccounting", "InputAccounting", "ObservedRows", "Rejection", "account_input", "to_side_outputs"]
+__all__ = [
+    "BatchAccounting",
+    "InputAccounting",
+    "ObservedRows",
+    "Rejection",
+    "account_input",
+    "read_planned_retries",
+    "to_side_outputs",
+]
 
 _DELETED = envelope_bits({"_hw.deleted": None})
 _MICROSECOND = timedelta(microseconds=1)
@@ -50,6 +60,7 @@ class InputAccounting:
         unreadable: Messages of other producers that do not match the topic's type.
         left_out: The number of skipped events, which earlier batches quarantined, and of unreadable ones.
         deleted: The number of tombstones, unless the input is a table.
+        retried: Partition and offset of events that an earlier batch quarantined and this one uses.
     """
 
     in_: int = 0
@@ -57,11 +68,12 @@ class InputAccounting:
     unreadable: tuple[SideOutput, ...] = ()
     left_out: int = 0
     deleted: int = 0
+    retried: tuple[tuple[int, int], ...] = ()
 
     @property
     def ready(self) -> int:
         """The number of events that Spark must have received."""
-        return self.in_ - len(self.late) - self.left_out - self.deleted
+        return self.in_ - len(self.late) - self.left_out - self.deleted + len(self.retried)
 
 
 def account_input(
@@ -162,6 +174,25 @@ def to_side_outputs(batch: LogBatch, reasons: Iterator[str], data: bytes = b"") 
         )
 
 
+def read_planned_retries(
+    log: TimedLog, built: BuiltQuery, read: Input, planned: PlannedInput, retries: Sequence[RetriedEvent]
+) -> Iterator[LogBatch]:
+    """Yields the quarantined events that an input takes again in a batch.
+
+    Args:
+        log: The log.
+        built: The query.
+        read: The input.
+        planned: What Spark planned for it.
+        retries: The events of all requests of the query.
+    """
+    if planned.retries:
+        mine = [one for one in retries if one.topic == read.topic.name]
+        positions = [(one.partition, one.offset) for one in mine if planned.retry_before < one.number <= planned.retry]
+        visible = built.input_options.visible_rows(read)
+        yield from read_retried(log.open_topic(read.topic.name), visible, positions, planned.watermark_before)
+
+
 class ObservedRows:
     """The metrics that Spark observed in the batch that has just run."""
 
@@ -214,12 +245,14 @@ class BatchAccounting:
         planned: The offset ranges that Spark planned, by name of the input.
         skipped: Events that earlier runs of the query quarantined.
         log: The log.
+        retries: The events of all requests of the query to retry quarantined events.
     """
 
     built: BuiltQuery
     planned: Mapping[str, PlannedInput]
     skipped: Sequence[SideOutput]
     log: TimedLog
+    retries: Sequence[RetriedEvent] = ()
     _known: dict[tuple[object, ...], InputAccounting] = field(default_factory=dict, init=False)
 
     def reconcile(self, observed: Callable[[str], int | None]) -> None:
@@ -285,8 +318,23 @@ class BatchAccounting:
             judged = options.drop_late and not read.is_table
             allowed = timedelta(microseconds=options.lateness(read)) if judged else None
             skipped = {(one.partition, one.offset) for one in self.skipped if one.topic == read.topic.name}
-            self._known[known] = account_input(self.log, read, self.planned[read.name], allowed, skipped)
+            account = account_input(self.log, read, self.planned[read.name], allowed, skipped)
+            self._known[known] = replace(account, retried=tuple(self._retried_positions(read)))
         return self._known[known]
+
+    def _retried_positions(self, read: Input) -> Iterator[tuple[int, int]]:
+        for batch in read_planned_retries(self.log, self.built, read, self.planned[read.name], self.retries):
+            yield from ((batch.partition, int(offset)) for offset in batch.offsets)
+
+    @property
+    def retried(self) -> tuple[EventPosition, ...]:
+        """The events that leave the quarantine."""
+        return tuple(
+            (input_.topic.name, *position)
+            for input_ in self.built.inputs
+            if input_.name in self.accounts
+            for position in self.accounts[input_.name].retried
+        )
 
     @property
     def late(self) -> tuple[SideOutput, ...]:
@@ -310,10 +358,11 @@ class BatchAccounting:
                     in_=account.in_,
                     used=account.ready - rejected[number],
                     late=0 if drops_late else late,
-                    quarantined=account.left_out + rejected[number],
+                    quarantined=account.left_out + rejected[number] - len(account.retried),
                     dropped=account.deleted + (late if drops_late else 0),
                 )
-                found.append(InputRange(input_.topic.name, planned.start, planned.end, counts))
+                range_ = planned.start, planned.end, counts, planned.retry, planned.watermark
+                found.append(InputRange(input_.topic.name, *range_))
         return tuple(found)
 
     def events_to_quarantine(self, rejections: Sequence[Rejection] = ()) -> tuple[SideOutput, ...]:

@@ -21,17 +21,24 @@ PartitionOffsets = Mapping[int, int]
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """One input of one batch as Spark planned it: start and end offsets, and the watermarks there."""
+    """One input of one batch as Spark planned it: start and end offsets, watermarks and retry numbers there."""
 
     start: PartitionOffsets
     end: PartitionOffsets
     watermark: int
     watermark_before: int = LOWEST_TIME
+    retry: int = 0
+    retry_before: int = 0
 
     @property
     def has_progress(self) -> bool:
         """Whether the input advanced: Spark also runs batches without input."""
-        return self.start != self.end or self.watermark != self.watermark_before
+        return self.start != self.end or self.watermark != self.watermark_before or self.retries
+
+    @property
+    def retries(self) -> bool:
+        """Whether the batch takes a request to retry quarantined events."""
+        return self.retry > self.retry_before
 
     def contains(self, partition: int, offset: int) -> bool:
         """Returns whether an event belongs to the batch."""
@@ -123,8 +130,9 @@ def read_planned_batch(
             start, watermark = parse_positions(before[number]), before[number]["w"]
         else:
             start, watermark = dict(starts[name]), LOWEST_TIME
+        retries = end.get("r", 0), before.get(number, {}).get("r", 0)
         ends = parse_positions(end)
-        planned[name] = PlannedInput({p: start.get(p, 0) for p in ends}, ends, end["w"], watermark)
+        planned[name] = PlannedInput({p: start.get(p, 0) for p in ends}, ends, end["w"], watermark, *retries)
     return planned
 
 

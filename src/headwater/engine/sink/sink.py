@@ -40,6 +40,7 @@ from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import distinct_rows, sum_weights
 from headwater.errors import HeadwaterError, KeyNotUniqueError
 from headwater.log import Topic
+from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX
 from headwater.log.protocol import Log
 from headwater.pipelines import DropLate
 from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
@@ -63,7 +64,7 @@ class OffsetReport:
 
     def __init__(self, log: Log, pipeline: str) -> None:
         self._log = log
-        self._group = f"hw.pipeline.{pipeline}"
+        self._group = f"{PIPELINE_GROUP_PREFIX}{pipeline}"
         # Guards the fields below, and orders writes to the log: an older report never follows a newer one.
         self._lock = threading.Lock()
         self._pending: LedgerEntry | None = None
@@ -193,7 +194,9 @@ class Sink:
         # only after its last row was read, and refuses the next batch if one is missing.
         rows, parts = self._compute(frame, batch, planned)
         skipped = self._store.skips(self._directory.query_id)
-        accounting = BatchAccounting(self._built, planned, skipped, self._context.log)
+        takes_retries = any(read.retries for read in planned.values())
+        retries = self._store.retries(self._directory.query_id) if takes_retries else ()
+        accounting = BatchAccounting(self._built, planned, skipped, self._context.log, retries)
         accounting.reconcile(observed)
         if self._built.stateful_in_spark:
             accounting.check_dropped_rows(observed.dropped_rows())
@@ -296,6 +299,7 @@ class Sink:
             upserts.cast(self._built.schema) if self._files is None else upserts.slice(0, 0),
             late=() if isinstance(self._built.pipeline.late, DropLate) else accounting.late,
             quarantined=accounting.events_to_quarantine(rejections),
+            retried=accounting.retried,
             finals=self._built.marks_final_rows,
             deletes=deletes,
             states=result.states,

@@ -6,7 +6,8 @@ only the log on disk.
 
 An offset is `{"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000}`: the number of the input, a position per partition
 (always between two frames), and the watermark there. The watermark depends only on the positions, so a batch that runs
-again is the same batch.
+again is the same batch. Once quarantined events were retried, the offset also has `"r"`, the number of the last request
+(see `headwater.store.retries`). A request is a batch of its own, which leaves the positions as they are.
 
 Two files coordinate the processes of a query. `TableBarrier` makes events wait until the tables they are joined with
 are loaded: the file has one byte per input, set once a table has been read up to the end it had when the query started.
@@ -35,6 +36,7 @@ from pyspark.sql.types import StructType
 from headwater.backends import open_log
 from headwater.engine.failpoints import failpoint
 from headwater.engine.source.batch_planner import BatchPacer, Span, plan_batch, split_into_tasks, watermark_at
+from headwater.engine.source.retries import read_retried
 from headwater.engine.source.visible_rows import VisibleRows
 from headwater.engine.spark.python_workers import freeze_gc
 from headwater.engine.state.key_groups import BatchPacker
@@ -148,11 +150,16 @@ _logs: dict[str, TimedLog] = {}  # by URL; a worker process serves many tasks
 
 @dataclass
 class LogInputPartition(InputPartition):
-    """The input of one task: offset ranges, rows to skip, and in one task the watermark row of the batch."""
+    """The input of one task: offset ranges, rows to skip, and in one task the watermark row of the batch.
+
+    That task also reads the events that the batch retries; `watermark_before` is the watermark at its start.
+    """
 
     spans: tuple[Span, ...]
     skipped: tuple[tuple[int, int], ...] = ()
     watermark: int | None = None
+    retried: tuple[tuple[int, int], ...] = ()
+    watermark_before: int = LOWEST_TIME
 
 
 class LogSource(DataSource):
@@ -161,8 +168,8 @@ class LogSource(DataSource):
     Options: `url` of the log, which Spark redacts in plans; `topic`; `columns`, `time`, `ops`, `side` and `lateness`
     (see `VisibleRows`); `rows`, the approximate size of a batch; `cores`; `number` of the input in the query; `start`
     and `end`, offsets by partition; `pace` (see `BatchPacer`); `loading` (see `TableBarrier`); `skips`, the file of
-    offsets to skip; `decided` (see `AlignedInput`; empty if Spark reads the input once); `packing` (see `BatchPacker`;
-    empty if rows are not packed).
+    offsets to skip; `retries`, the file of events to retry; `decided` (see `AlignedInput`; empty if Spark reads the
+    input once); `packing` (see `BatchPacker`; empty if rows are not packed).
     """
 
     @classmethod
@@ -187,6 +194,9 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_rows = int(options["rows"])
         self._cores = int(options["cores"])
         self._skips_file = options["skips"]
+        self._retries_file = options.get("retries", "")
+        self._retries_known: list[tuple[int, int, int]] = []
+        self._retries_state: tuple[int, int] | None = None
         self._start = msgspec.json.decode(options["start"], type=dict[int, int])
         self._number = int(options["number"])
         self._pacer_options = json.loads(options["pace"])
@@ -234,13 +244,18 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, start: dict[str, int], positions: dict[int, int]) -> tuple[dict[str, int], bool]:
         """Returns the end of the next batch (`start` if there is nothing new) and whether there is more."""
-        topic = self._log().open_topic(self._topic)
-        ends, max_event_times, more = plan_batch(topic, positions, self._batch_rows, self._target)
-        watermark = watermark_at(max_event_times, self._visible.lateness, topic.definition.lateness)
-        same = all(end == positions.get(number, 0) for number, end in ends.items())
-        same = same and watermark <= start["w"]
-        # The watermark never goes back, although a partition that was added later begins without event time.
-        reached = start if same else self._offset(ends, max(watermark, start["w"]))
+        taken = start.get("r", 0)
+        newest = max((number for number, _, _ in self._retries()), default=0)
+        if newest > taken:
+            reached, more = self._offset(positions, start["w"], newest), True
+        else:
+            topic = self._log().open_topic(self._topic)
+            ends, max_event_times, more = plan_batch(topic, positions, self._batch_rows, self._target)
+            watermark = watermark_at(max_event_times, self._visible.lateness, topic.definition.lateness)
+            same = all(end == positions.get(number, 0) for number, end in ends.items())
+            same = same and watermark <= start["w"]
+            # The watermark never goes back, although a partition that was added later begins without event time.
+            reached = start if same else self._offset(ends, max(watermark, start["w"]), taken)
         if self._alignment_file:
             self._alignment = self._alignment or AlignedInput(Path(self._alignment_file))
             reached = self._alignment.decide(start, lambda: reached)
@@ -251,23 +266,36 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self) -> dict[int, int]:
         return {end.partition: end.end for end in self._log().ends(self._topic)}
 
-    def _offset(self, positions: dict[int, int], watermark: int) -> dict[str, int]:
+    def _retries(self) -> list[tuple[int, int, int]]:
+        """Returns number, partition and offset of the events to retry; the file is replaced when there are new ones."""
+        try:
+            found = Path(self._retries_file).stat() if self._retries_file else None
+        except FileNotFoundError:
+            found = None
+        state = (found.st_ino, found.st_mtime_ns) if found else None
+        if state != self._retries_state:
+            data = Path(self._retries_file).read_bytes() if found else b"[]"
+            self._retries_known = msgspec.json.decode(data, type=list[tuple[int, int, int]])
+            self._retries_state = state
+        return self._retries_known
+
+    def _offset(self, positions: dict[int, int], watermark: int, retry: int = 0) -> dict[str, int]:
         """Returns an offset with keys in a fixed order: Spark compares offsets as text."""
         ordered = {f"p{partition}": positions[partition] for partition in sorted(positions)}
-        return {"i": self._number, **ordered, "w": watermark}
+        return {"i": self._number, **ordered, **({"r": retry} if retry else {}), "w": watermark}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Returns the tasks of the batch; the first also emits the watermark row."""
+        """Returns the tasks of the batch; the first also retries events and emits the watermark row."""
         failpoint("after-offsets")
         topic = self._log().open_topic(self._topic)
         tasks = split_into_tasks(topic, parse_positions(start), parse_positions(end), self._cores)
         skips = Path(self._skips_file)
         skipped = tuple((p, offset) for p, offset in json.loads(skips.read_text())) if skips.exists() else ()
         watermark = end["w"] if end["w"] > LOWEST_TIME else None
-        return [
-            LogInputPartition(tuple(spans), skipped, watermark if number == 0 else None)
-            for number, spans in enumerate(tasks)
-        ]
+        taken = range(start.get("r", 0) + 1, end.get("r", 0) + 1)
+        retried = tuple((partition, offset) for number, partition, offset in self._retries() if number in taken)
+        first = LogInputPartition(tuple(tasks[0]), skipped, watermark, retried, start["w"])
+        return [first, *(LogInputPartition(tuple(spans), skipped) for spans in tasks[1:])]
 
     def commit(self, end: dict[str, int]) -> None:
         """Do nothing: the ledger has the committed offsets."""
@@ -279,7 +307,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory maps and watchers belong to the planning process; workers only read.
-        return {**self.__dict__, "_pacer": None, "_alignment": None, "_barrier": None}
+        known: dict[str, Any] = {"_retries_known": [], "_retries_state": None}  # tasks have the events that they retry
+        return {**self.__dict__, **known, "_pacer": None, "_alignment": None, "_barrier": None}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -307,6 +336,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 rows = self._visible.rows(batch, mask)
                 if rows.num_rows:
                     yield rows
+        for batch in read_retried(topic, self._visible, task.retried, task.watermark_before):
+            yield self._visible.rows(batch, np.ones(batch.values.num_rows, bool))
 
     def _with_positions(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns rows with the hidden position columns; the partition is tagged as in `tag_input`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -51,6 +52,16 @@ class VisibleRows:
         if self.ops:
             seen &= np.isin(np.array(batch.values.column("op").to_pylist()), self.ops)
         return seen
+
+    def retry_mask(self, batch: LogBatch, offsets: Collection[int], watermark: int) -> npt.NDArray[np.bool_]:
+        """Returns which rows a retry of these offsets takes: visible ones above the watermark, if lateness matters.
+
+        Rows of tables and of changelogs are never taken, because they are valid only in the order of their offsets.
+        """
+        if self.ops or self._is_table:
+            return np.zeros(batch.values.num_rows, bool)
+        seen = self.mask(batch) & np.isin(batch.offsets, list(offsets))
+        return seen if self.lateness < 0 else seen & (batch.event_times > watermark)
 
     def rows(self, batch: LogBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         """Returns the rows under a mask; their schema is `schema(…)`."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from headwater.client.consumer import OffsetReset, group_lags, reset_group
+from headwater.client.consumer import OffsetReset, group_lags, refuse_pipeline_group, reset_group
 from headwater.errors import (
     BadOffsetError,
     BadSettingError,
@@ -66,11 +66,12 @@ class GroupRoutes(Routes):
         f"{_PATH}/members",
         "Join a group",
         body(Membership),
-        (UnknownTopicError,),
+        (UnknownTopicError, RefusedError),
         request_body=body(documents.JoinRequest),
     )
     async def join(self, request: Request, group: str, topic: str) -> Response:
         """Returns the member's id, the group's generation, and the assigned partitions with their next offsets."""
+        refuse_pipeline_group(group)
         wanted = await self._gateway.bodies.read_json(request, documents.JoinRequest)
         if not 0 < wanted.session <= _MAX_SESSION:
             what = f"session timeout {wanted.session:g} is out of range (more than 0, up to {_MAX_SESSION:g} seconds)"
@@ -183,7 +184,7 @@ class GroupRoutes(Routes):
         request_body=body(documents.ResetRequest),
     )
     async def reset(self, request: Request, group: str, topic: str) -> Response:
-        """Refused while a member of the group is running. With `dry_run`, only returns what would change."""
+        """Refused while a member is running, and for the group of a pipeline. `dry_run` returns what would change."""
         wanted = await self._gateway.bodies.read_json(request, documents.ResetRequest)
         if (wanted.to is None) == (wanted.offsets is None):
             raise UsageError("a reset needs either to or offsets", fix='{"to": "earliest"} or {"offsets": {"0": 0}}')

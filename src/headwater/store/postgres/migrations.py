@@ -122,7 +122,17 @@ CREATE TABLE hw$kept (
 ) WITH (fillfactor = 50);
 """
 
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+_SEVENTH = """
+CREATE TABLE hw$retries (
+    query text NOT NULL, topic text NOT NULL, partition bigint NOT NULL, "offset" bigint NOT NULL,
+    number bigint NOT NULL, active boolean NOT NULL,
+    PRIMARY KEY (query, topic, partition, "offset")
+);
+
+ALTER TABLE hw$reports ADD COLUMN retries text NOT NULL DEFAULT '{}';
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 FORMAT = len(_STEPS)
 
 

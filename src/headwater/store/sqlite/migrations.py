@@ -102,7 +102,17 @@ CREATE TABLE hw$kept (
 ) WITHOUT ROWID;
 """
 
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+_SEVENTH = """
+CREATE TABLE hw$retries (
+    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
+    number INTEGER NOT NULL, active INTEGER NOT NULL,
+    PRIMARY KEY (query, topic, partition, "offset")
+) WITHOUT ROWID;
+
+ALTER TABLE hw$reports ADD COLUMN retries TEXT NOT NULL DEFAULT '{}';
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 FORMAT = len(_STEPS)
 
 
