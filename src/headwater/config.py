@@ -72,5 +72,28 @@ JARS = Setting(
 REALTIME_PARTITIONS = Setting(
     "realtime_partitions", "1", "The number of state partitions of a real-time pipeline; fixed at its first run."
 )
+MIN_FAILURES = Setting(
+    "min_failures",
+    "20",
+    "A pipeline stops if at least this many of its latest events fail, and too large a share of them.",
+)
+FAILURE_PERCENT = Setting(
+    "failure_percent",
+    "50",
+    "The share of its latest events that may fail before a pipeline stops, in percent; 100 never stops it.",
+)
+FAILURE_WINDOW = Setting("failure_window", "1000", "The number of latest events that these two settings look at.")
+FAILURES = (MIN_FAILURES, FAILURE_PERCENT, FAILURE_WINDOW)
 ADDRESSES = (LOG, STORE, QUEUES, SPARK, CHECKPOINTS)
-SETTINGS = (DATA, PORT, SPARK_CORES, SPARK_MEMORY, JAVA_PATIENCE, REALTIME_PARTITIONS, JARS, PROFILE, *ADDRESSES)
+SETTINGS = (
+    DATA,
+    PORT,
+    SPARK_CORES,
+    SPARK_MEMORY,
+    JAVA_PATIENCE,
+    REALTIME_PARTITIONS,
+    JARS,
+    *FAILURES,
+    PROFILE,
+    *ADDRESSES,
+)

@@ -374,6 +374,17 @@ class NotRealtimeError(BadPipelineError):
     code = "NOT_REALTIME"
 
 
+class TooManyFailuresError(BadPipelineError):
+    """A pipeline has stopped because its function fails on most events; `data` has `failed` and the `events` looked at.
+
+    Nothing of the last batch was committed, and none of its events was quarantined. Mend the function and start again:
+    the batch runs again with all its events. If the events are wrong and not the function, raise the limit with
+    `HEADWATER_FAILURE_PERCENT` or `HEADWATER_MIN_FAILURES`; then they are quarantined.
+    """
+
+    code = "TOO_MANY_FAILURES"
+
+
 class BadWorkerError(UsageError):
     """The function of a worker or responder has the wrong parameters.
 

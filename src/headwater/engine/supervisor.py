@@ -22,7 +22,8 @@ from headwater.engine.build.inputs import Input
 from headwater.engine.compatibility import Rebuild, ViewVersions
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import CrashError
-from headwater.engine.quarantine import find_failing_events
+from headwater.engine.quarantine.failure_limit import check_failures
+from headwater.engine.quarantine.search import find_failing_events
 from headwater.engine.query import OffsetBounds, Query, rebuild_error
 from headwater.engine.realtime.realtime_query import RealtimeQuery, TaskSlots
 from headwater.engine.sink.stateful_stage import STATE_LOST
@@ -335,7 +336,11 @@ class PipelineSupervisor:
         return rebuild_error(DamagedError, self.pipeline, what, _state_error_line(failure))
 
     def _quarantine_failing_events(self, failure: BaseException) -> bool:
-        """Quarantine the events that make the batch fail; returns False if no single event is the cause."""
+        """Quarantine the events that make the batch fail; returns False if no single event is the cause.
+
+        Raises:
+            HeadwaterError: Too many events fail, or the search took too long.
+        """
         query = self._query
         ours = isinstance(failure, HeadwaterError) or source_error(failure) is not None
         if query is None or ours or self.pipeline.realtime or self._stopping.is_set():
@@ -348,10 +353,16 @@ class PipelineSupervisor:
         except Exception:
             logger.warning("%s: the search for failing events was interrupted", self.pipeline, exc_info=True)
             return False
-        if found:
-            self._context.store.skip(query.directory.query_id, found)
-            logger.warning("%s: %d events quarantined: %s", self.pipeline, len(found), found[0].reason)
-        return bool(found)
+        store, query_id = self._context.store, query.directory.query_id
+        check_failures(self.pipeline, store, query_id, found)
+        if found.failing:
+            store.skip(query_id, found.side_outputs())
+            logger.warning("%s: %d events quarantined: %s", self.pipeline, len(found.failing), found.failing[0][1])
+        elif not found.complete:  # another search would end in the same way
+            error = translate_error(failure, self.pipeline)
+            error.detail = "the search for failing events took too long, and has found none"
+            raise error
+        return bool(found.failing)
 
     def _give_up(self, error: HeadwaterError) -> None:
         logger.error("%s has failed: %s", self.pipeline, error)

@@ -27,8 +27,10 @@ __all__ = [
     "HIDDEN_PREFIX",
     "WATERMARK_DELAY_KEY",
     "Mode",
+    "append_all",
     "count_reads",
     "event_time_column",
+    "frame_of",
     "join_delay",
     "join_wait_times",
     "output_mode_error",
@@ -189,7 +191,7 @@ def restore_position(events: DataFrame) -> DataFrame:
     jvm: Any = events.sparkSession.sparkContext._jvm
     inline_ctes = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False, False)  # WITH queries
     carried = walk.rewrite(inline_ctes.apply(plan_of(events)))
-    frame = events if carried is None else _to_frame(events, carried)
+    frame = events if carried is None else frame_of(events, carried)
     found = {name: hidden for name, hidden in _CARRIED.items() if name in frame.columns}
     known = {PARTITION, OFFSET} & set(events.columns)
     if not found or not known <= set(found.values()):
@@ -224,15 +226,15 @@ class _PlanRewriter:
             self._lost |= kind == "Union"
             return None if self._lost else self._rewrite_leaf(plan)
         if kind == "Project":
-            return self._logical.Project(_append_all(plan.projectList(), _hidden_columns(below[0])), below[0])
+            return self._logical.Project(append_all(plan.projectList(), _hidden_columns(below[0])), below[0])
         if kind == "Union":
             both = zip(children, below, strict=True)
-            below = [self._logical.Project(_append_all(old.output(), _hidden_columns(new)), new) for old, new in both]
-        return plan.withNewChildren(_append_all(plan.children().take(0), below))
+            below = [self._logical.Project(append_all(old.output(), _hidden_columns(new)), new) for old, new in both]
+        return plan.withNewChildren(append_all(plan.children().take(0), below))
 
     def _rewrite_leaf(self, plan: Any) -> Any | None:
         """Returns a leaf step with its own hidden columns under their temporary names."""
-        frame = _to_frame(self._events, plan)
+        frame = frame_of(self._events, plan)
         time = event_time_column(frame.schema)
         if time is None:
             return None
@@ -268,8 +270,8 @@ def _is_operator(plan: Any) -> bool:
     return names[0] == "CollectMetrics" and names[1].startswith("TransformWithState")
 
 
-def _to_frame(like: DataFrame, plan: Any) -> DataFrame:
-    """Returns an analysed plan as a DataFrame."""
+def frame_of(like: DataFrame, plan: Any) -> DataFrame:
+    """Returns a plan as a DataFrame in the session of another one."""
     session = like.sparkSession
     jvm: Any = session.sparkContext._jvm
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
@@ -281,7 +283,7 @@ def _hidden_columns(plan: Any) -> list[Any]:
     return [by_name[name] for name in _CARRIED if name in by_name]
 
 
-def _append_all(sequence: Any, more: list[Any]) -> Any:
+def append_all(sequence: Any, more: list[Any]) -> Any:
     """Returns a Scala sequence with more elements appended."""
     for one in more:
         sequence = sequence.appended(one)

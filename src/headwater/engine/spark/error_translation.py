@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import traceback
 from typing import Any
@@ -11,12 +12,18 @@ from pyspark.errors import PySparkException
 from headwater.errors import BadPipelineError, EngineFailedError, HeadwaterError, SourceLocation, by_code
 from headwater.pipelines import Pipeline
 
-__all__ = ["first_line", "source_error", "translate_error"]
+__all__ = ["first_line", "source_error", "translate_error", "worker_location"]
 
 _PROCESS_LOST = re.compile(
     "failed to connect back|Broken pipe|Connection reset|worker exited|Answer from Java|Connection refused"
 )
 """Messages of Spark after one of its processes has ended: the user's file is not the cause."""
+_WORKER_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
+"""A line of the traceback of a Python worker, in a message of Spark."""
+_LIBRARY = re.compile(
+    r"[/\\]pyspark[/\\]|[/\\]site-packages[/\\]|^<|[/\\]lib[/\\]python3|[/\\]headwater[/\\]engine[/\\]"
+)
+"""Paths of files that are not the user's."""
 _SOURCE_ERROR = re.compile(r"log_source\.py.*^headwater\.errors\.\w+: ([A-Z_]+): (.*?)$", re.DOTALL | re.MULTILINE)
 """The text of a Headwater error that the source raised in one of Spark's processes."""
 
@@ -52,7 +59,7 @@ def translate_error(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
     return BadPipelineError(
         f"{pipeline} fails: {line}",
         detail=f"columns: {str(proposal).replace('`', '')}" if proposal else None,
-        location=_location(error, pipeline) or pipeline.location,
+        location=_location(error, pipeline) or worker_location(error, pipeline) or pipeline.location,
         pipeline=pipeline.name,
     )
 
@@ -92,3 +99,24 @@ def _location(error: BaseException, pipeline: Pipeline) -> SourceLocation | None
         if frame.filename == code.co_filename:
             return SourceLocation.at(frame.filename, frame.lineno or 1, frame.line or "")
     return None
+
+
+def worker_location(error: BaseException, pipeline: Pipeline) -> SourceLocation | None:
+    r"""Returns the innermost line of a worker's traceback that is in the file of the pipeline, or else in no library.
+
+    Example:
+        >>> from headwater.pipelines import PipelineKind
+        >>> pipeline = Pipeline("totals", PipelineKind.STREAM, ("orders",))
+        >>> text = 'Traceback:\n  File "/x/pyspark/worker.py", line 9, in f\n  File "/shop/app.py", line 4, in price\n'
+        >>> print(worker_location(RuntimeError(text), pipeline))
+        /shop/app.py:4
+    """
+    frames = [(file, int(line)) for file, line in _WORKER_FRAME.findall(str(error))]
+    own = getattr(getattr(pipeline.function, "__code__", None), "co_filename", None)
+    chosen = [frame for frame in frames if frame[0] == own] or [
+        frame for frame in frames if not _LIBRARY.search(frame[0])
+    ]
+    if not chosen:
+        return None
+    file, line = chosen[-1]
+    return SourceLocation.at(file, line, linecache.getline(file, line).strip())

@@ -1,0 +1,307 @@
+"""The search for the events of a failed batch on which the user's code fails.
+
+`find_failing_events` first probes all rows at once through the narrow part of the plan (see `probe_plan`). Only if that
+finds none, or cannot run, it runs halves of the batch separately, within a budget.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater.engine.build.inputs import Input
+from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY
+from headwater.engine.context import EngineContext
+from headwater.engine.quarantine.failure import Failure
+from headwater.engine.quarantine.probe_plan import probe_frame, probe_session
+from headwater.engine.quarantine.probed_function import ROW
+from headwater.engine.query import Query
+from headwater.engine.sink.accounting import to_side_outputs
+from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
+from headwater.log import LogBatch
+from headwater.store import SideOutput
+
+__all__ = ["Candidates", "SearchBudget", "SearchResult", "bisect", "find_failing_events"]
+
+logger = logging.getLogger("headwater.engine")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Rows of one log batch, as one input sees them."""
+
+    input_: Input
+    batch: LogBatch
+
+    def __len__(self) -> int:
+        return int(self.batch.values.num_rows)
+
+    def rows(self, start: int, end: int) -> Candidates:
+        """Returns the rows from `start` up to, but not including, `end`."""
+        indexes = np.arange(len(self))
+        return self.select((indexes >= start) & (indexes < end))
+
+    def select(self, mask: np.ndarray) -> Candidates:
+        """Returns the rows for which the mask is true."""
+        return Candidates(self.input_, self.batch.select(mask))
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has found.
+
+    Attributes:
+        failing: The events on which the function fails alone, one row each, with the failure.
+        passed: Rows on which it succeeds.
+        complete: Whether the budget sufficed.
+    """
+
+    failing: list[tuple[Candidates, Failure]]
+    passed: list[Candidates]
+    complete: bool = True
+
+    def side_outputs(self) -> list[SideOutput]:
+        """Returns the failing events as they are quarantined."""
+        return [aside for one, failure in self.failing for aside in _to_side_outputs(one, str(failure))]
+
+    def outcomes(self) -> np.ndarray:
+        """Returns whether each event failed, in the order of arrival."""
+        parts = [(one.batch.arrival_times, failed) for failed, some in self._by_outcome() for one in some]
+        times = np.concatenate([part for part, _ in parts] or [np.zeros(0)])
+        failed = np.concatenate([np.full(len(part), failed) for part, failed in parts] or [np.zeros(0, bool)])
+        return failed[np.argsort(times, kind="stable")]
+
+    def _by_outcome(self) -> tuple[tuple[bool, list[Candidates]], ...]:
+        return (True, [one for one, _ in self.failing]), (False, self.passed)
+
+
+@dataclass
+class SearchBudget:
+    """The number of Spark jobs, and the seconds, that a search by halves may take.
+
+    Example:
+        >>> budget = SearchBudget(jobs=3)
+        >>> [budget.take(), budget.take(), budget.take(2), budget.take()]
+        [True, True, False, False]
+    """
+
+    jobs: int = 100
+    seconds: float = 60.0
+    exhausted: bool = False
+    _began: float = field(default_factory=time.monotonic)
+
+    def take(self, jobs: int = 1) -> bool:
+        """Returns whether some more jobs may run; if they may not, none may."""
+        self.jobs -= jobs
+        self.exhausted |= self.jobs < 0 or time.monotonic() - self._began > self.seconds
+        return not self.exhausted
+
+
+def find_failing_events(spark: SparkSession, query: Query, context: EngineContext) -> SearchResult:
+    """Returns the events of the failed batch on which the user's function fails alone.
+
+    None are found if the batch now succeeds, because the cause was elsewhere and has passed, or if no single event is
+    the cause.
+    """
+    candidates = [some for some in _candidates(query, context) if len(some)]
+    if not candidates:
+        return SearchResult([], [])
+    return _probe_rows(spark, query, candidates) or _search_by_halves(spark, query, candidates)
+
+
+def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
+    """Yields the rows that the function received in the failed batch."""
+    batch = pending_batch(query.directory.checkpoint)
+    if batch is None:
+        return
+    planned = read_planned_batch(query.directory.checkpoint, batch, list(query.starts), query.starts)
+    skipped = {(aside.topic, aside.partition, aside.offset) for aside in context.store.skips(query.directory.query_id)}
+    for input_ in query.built.inputs:
+        visible = query.built.input_options.visible_rows(input_)
+        for partition, start in planned[input_.name].start.items() if input_.name in planned else ():
+            topic, end = context.log.open_topic(input_.topic.name), planned[input_.name].end[partition]
+            for found in topic.batches(partition, start, end):
+                mask = visible.mask(found)
+                mask &= [(input_.topic.name, partition, int(offset)) not in skipped for offset in found.offsets]
+                yield Candidates(input_, found.select(mask))
+
+
+# -- all rows at once ----------------------------------------------------------------------------------------------
+
+
+def _probe_rows(spark: SparkSession, query: Query, candidates: Sequence[Candidates]) -> SearchResult | None:
+    """Returns the rows that fail in the narrow part of the plan, in at most three jobs; None if there are none."""
+    session = probe_session(spark)
+    try:
+        first = _failures_of_rows(session, query, candidates)
+        # Once more, alone: a failure that came from outside must not quarantine an event.
+        failing = [one for one, _ in _pick(candidates, first)]
+        again = _failures_of_rows(session, query, failing) if failing else {}
+    except (Py4JNetworkError, OSError):
+        raise  # Spark itself has ended; no event is the cause
+    except Exception as error:
+        logger.info(
+            "%s: its events are searched by halves: %s", query.pipeline, Failure.of_error(error, query.pipeline)
+        )
+        return None
+    failures = {row: again[number] for number, row in enumerate(sorted(first)) if number in again}
+    if not failures:
+        return None
+    found = _explain(spark, query, list(_pick(candidates, failures)))
+    return SearchResult(found, [one for one in _without(candidates, failures) if len(one)])
+
+
+def _failures_of_rows(session: SparkSession, query: Query, candidates: Sequence[Candidates]) -> dict[int, Failure]:
+    """Returns the failures by the number of the row, counted over all candidates."""
+    assert query.built.before_state is not None
+    starts = np.cumsum([0, *map(len, candidates)])
+    frames = {}
+    for input_ in query.built.inputs:
+        numbers = [
+            np.arange(start, start + len(some))
+            for start, some in zip(starts, candidates, strict=False)
+            if some.input_ is input_
+        ]
+        rows = _to_table(query, input_, candidates)
+        column = pa.array(np.concatenate([np.zeros(0, np.int64), *numbers]), pa.int64())
+        frames[input_.name] = _to_frame(session, input_, rows.append_column(ROW, column)).drop(ROW)
+    probe = probe_frame(query.built.before_state(frames))
+    found: dict[int, Failure] = {}
+    for row, why in probe.collect() if probe is not None else ():
+        found.setdefault(row, Failure.of_row(why))
+    return found
+
+
+def _pick(candidates: Sequence[Candidates], failures: dict[int, Failure]) -> Iterator[tuple[Candidates, Failure]]:
+    """Yields the rows of these numbers, one by one in their order."""
+    starts = np.cumsum([0, *map(len, candidates)])
+    for row in sorted(failures):
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        index = row - int(starts[number])
+        yield candidates[number].rows(index, index + 1), failures[row]
+
+
+def _without(candidates: Sequence[Candidates], failures: dict[int, Failure]) -> Iterator[Candidates]:
+    """Yields the candidates without the rows of these numbers."""
+    start = 0
+    for some in candidates:
+        yield some.select(np.array([start + index not in failures for index in range(len(some))], bool))
+        start += len(some)
+
+
+def _explain(
+    spark: SparkSession, query: Query, found: list[tuple[Candidates, Failure]]
+) -> list[tuple[Candidates, Failure]]:
+    """Ask Spark for the message of the first expression that failed; all others are named by the expression."""
+    number = next((index for index, (_, failure) in enumerate(found) if failure.expression), None)
+    if number is not None:
+        one, known = found[number]
+        failure = _run(spark.newSession(), query, [one])
+        if failure is not None:
+            found[number] = (one, replace(failure, location=failure.location or known.location))
+    return found
+
+
+# -- by halves -----------------------------------------------------------------------------------------------------
+
+
+def _search_by_halves(spark: SparkSession, query: Query, candidates: Sequence[Candidates]) -> SearchResult:
+    session = spark.newSession()
+    budget = SearchBudget()
+    passed: list[Candidates] = []
+
+    def probe(some: Sequence[Candidates]) -> Failure | None:
+        failure = _run(session, query, some)
+        if failure is None:
+            passed.extend(some)
+        return failure
+
+    failing = list(bisect(candidates, probe, budget))
+    return SearchResult(failing, passed, complete=not budget.exhausted)
+
+
+def _run(session: SparkSession, query: Query, candidates: Sequence[Candidates]) -> Failure | None:
+    """Run the function on some rows; returns why it failed, or None."""
+    assert query.built.before_state is not None
+    frames = {
+        input_.name: _to_frame(session, input_, _to_table(query, input_, candidates)) for input_ in query.built.inputs
+    }
+    try:
+        query.built.before_state(frames).write.format("noop").mode("overwrite").save()
+    except (Py4JNetworkError, OSError):
+        raise  # Spark itself has ended; no event is the cause
+    except Exception as error:
+        return Failure.of_error(error, query.pipeline)
+    return None
+
+
+def bisect(
+    candidates: Sequence[Candidates],
+    probe: Callable[[Sequence[Candidates]], Failure | None],
+    budget: SearchBudget | None = None,
+) -> Iterator[tuple[Candidates, Failure]]:
+    """Split failing rows in halves until single rows are left; yields each with its failure.
+
+    Args:
+        candidates: The rows.
+        probe: Runs the function on some rows; returns why it failed, or None.
+        budget: How often it may be run.
+    """
+    budget = budget or SearchBudget()
+    remaining = [some for some in candidates if len(some)]
+    if remaining and budget.take() and probe(remaining) is not None:
+        yield from _split(remaining, probe, budget)
+
+
+def _split(
+    failing: Sequence[Candidates], probe: Callable[[Sequence[Candidates]], Failure | None], budget: SearchBudget
+) -> Iterator[tuple[Candidates, Failure]]:
+    """Search rows that have failed together."""
+    if sum(map(len, failing)) == 1:
+        # Twice: a worker killed from outside must not quarantine an event.
+        if budget.take(2) and probe(failing) is not None and (failure := probe(failing)) is not None:
+            yield failing[0], failure
+        return
+    if len(failing) == 1:
+        middle = len(failing[0]) // 2
+        failing = [failing[0].rows(0, middle), failing[0].rows(middle, len(failing[0]))]
+    first, second = failing[: len(failing) // 2], failing[len(failing) // 2 :]
+    if not budget.take():
+        return
+    first_fails = probe(first) is not None
+    if first_fails:
+        yield from _split(first, probe, budget)
+    # Without a failure in the first half, the cause is in the second.
+    if not first_fails or (budget.take() and probe(second) is not None):
+        yield from _split(second, probe, budget)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def _to_table(query: Query, input_: Input, candidates: Sequence[Candidates]) -> pa.Table:
+    """Returns the rows of one input, in order."""
+    visible = query.built.input_options.visible_rows(input_)
+    mine = [some.batch for some in candidates if some.input_ is input_]
+    rows = [visible.rows(batch, np.ones(batch.values.num_rows, bool)) for batch in mine]
+    return pa.Table.from_batches(rows, input_.schema)
+
+
+def _to_frame(session: SparkSession, input_: Input, rows: pa.Table) -> DataFrame:
+    # Operators look for the column that is marked as event time.
+    return session.createDataFrame(rows).withMetadata(input_.time, {WATERMARK_DELAY_KEY: 0})
+
+
+def _to_side_outputs(one: Candidates, reason: str) -> Iterator[SideOutput]:
+    target = io.BytesIO()
+    with pa.ipc.new_stream(target, one.batch.values.schema) as writer:
+        writer.write_batch(one.batch.values)
+    return to_side_outputs(one.batch, iter([reason]), target.getvalue())
