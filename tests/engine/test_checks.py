@@ -42,6 +42,13 @@ def test_a_join_side_that_waits_for_ever_is_refused():
     assert refused(checks.refuse_unbounded_join, VIEW, [("left", 0), ("right", None)]).data["side"] == "right"
 
 
+@pytest.mark.parametrize(("columns", "by"), [(("id",), '"id"'), (("id", "at"), '["id", "at"]')])
+def test_deduplication_by_sparks_own_watermark_is_refused(columns: tuple[str, ...], by: str):
+    checks.refuse_deduplication_within_watermark(VIEW, [])
+    error = refused(checks.refuse_deduplication_within_watermark, VIEW, [columns])
+    assert (error.data["columns"], error.fix) == (columns, f'hw.deduplicate(…, by={by}, within="10 minutes")')
+
+
 def test_state_over_changing_rows_is_refused():
     checks.refuse_changing_rows(VIEW, (orders(), view("a", RowBehaviour.FINAL), view("b", RowBehaviour.OPEN)))
     assert refused(checks.refuse_changing_rows, VIEW, (orders(), view("totals"))).data["view"] == "totals"

@@ -358,7 +358,9 @@ def _build_weighted_frame(
 
 
 def _refuse_unsafe(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...]) -> None:
-    checks.refuse_nondeterminism(pipeline, plan_analysis.plan_of(frame).toString())
+    plan = plan_analysis.plan_of(frame)
+    checks.refuse_nondeterminism(pipeline, plan.toString())
+    checks.refuse_deduplication_within_watermark(pipeline, plan_analysis.deduplications_within_watermark(plan))
     checks.refuse_unbounded_join(pipeline, plan_analysis.join_wait_times(frame))
     if operators:
         checks.refuse_changing_rows(pipeline, inputs)

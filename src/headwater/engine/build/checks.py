@@ -33,6 +33,7 @@ __all__ = [
     "prune_columns",
     "refuse_changing_rows",
     "refuse_corrections",
+    "refuse_deduplication_within_watermark",
     "refuse_following_steps",
     "refuse_history",
     "refuse_nondeterminism",
@@ -128,6 +129,25 @@ def refuse_unbounded_join(pipeline: Pipeline, wait_times: Iterable[tuple[str, in
             detail = "state would grow without bound, and an outer join would never emit unmatched rows"
             fix = "add a range to the condition: paid_at between placed_at and placed_at + interval 10 minutes"
             raise pipeline_error(pipeline, what, detail, fix, side=side)
+
+
+def refuse_deduplication_within_watermark(pipeline: Pipeline, deduplications: Iterable[tuple[str, ...]]) -> None:
+    """Refuse `dropDuplicatesWithinWatermark`, whose state would never expire.
+
+    It forgets a row when the watermark has passed the row's time plus Spark's watermark delay. That delay is 10,000
+    years here, because watermark rows set the watermark (`engine.source.log_source`). No other step adds the delay.
+
+    Args:
+        pipeline: The pipeline.
+        deduplications: The key columns of each such step.
+    """
+    for columns in deduplications:
+        by = ", ".join(f'"{name}"' for name in columns)
+        by = by if len(columns) == 1 else f"[{by}]"
+        what = f"{pipeline} uses dropDuplicatesWithinWatermark, whose state would grow without bound"
+        detail = "Spark expires it by the delay of its own watermark; Headwater's watermark comes from the log"
+        fix = f'hw.deduplicate(…, by={by}, within="10 minutes")'
+        raise pipeline_error(pipeline, what, detail, fix, function="dropDuplicatesWithinWatermark", columns=columns)
 
 
 def refuse_changing_rows(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "Mode",
     "append_all",
     "count_reads",
+    "deduplications_within_watermark",
     "event_time_column",
     "frame_of",
     "join_delay",
@@ -48,7 +49,6 @@ Mode = Literal["append", "update"]
 _STATEFUL: Final = {
     "Aggregate": "aggregate",
     "Deduplicate": "deduplicate",
-    "DeduplicateWithinWatermark": "deduplicate",
     "Distinct": "distinct",
     "FlatMapGroupsInPandasWithState": "state per key",
     "GlobalLimit": "limit",
@@ -93,6 +93,13 @@ def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
 def join_delay(frame: DataFrame) -> int:
     """Returns how much older than the watermark result rows may be because of joins, in microseconds."""
     return sum(wait for _, wait in join_wait_times(frame) if wait) * 1_000
+
+
+def deduplications_within_watermark(plan: Any) -> Iterator[tuple[str, ...]]:
+    """Yields the key columns of each `dropDuplicatesWithinWatermark`."""
+    for step in _steps(plan):
+        if step.nodeName() == "DeduplicateWithinWatermark":
+            yield tuple(column.name() for column in scala_items(step.keys()))
 
 
 def _steps(plan: Any) -> Iterator[Any]:
