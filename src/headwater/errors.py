@@ -594,11 +594,12 @@ class DataError(HeadwaterError):
 
 
 class DataGoneError(DataError):
-    """Retention has removed the requested offsets, or their topic was deleted and created again.
+    """Retention or compaction has removed the requested offsets, or their topic was deleted and created again.
 
-    `data` has `first`, `last` and `start`. Headwater does not skip events silently. Reset the group, for instance
-    `headwater reset GROUP --topic TOPIC --to earliest`; rebuild a view from the remaining events with
-    `headwater run app.py --rebuild VIEW`.
+    `data` has `first` and `last`, and `start` if retention removed them. If compaction has removed tombstones that the
+    reader has not read, `tombstones` is the offset behind the last of them. Headwater does not skip events silently.
+    Reset the group, for instance `headwater reset GROUP --topic TOPIC --to earliest`; rebuild a view from the remaining
+    events with `headwater run app.py --rebuild VIEW`.
     """
 
     code = "DATA_GONE"

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 
 import headwater as hw
 from headwater.client import Client
+from headwater.errors import DataGoneError
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.log.maintenance.maintenance import Maintenance
@@ -173,3 +174,32 @@ def test_a_pipeline_that_starts_afterwards_has_every_row(compacted, tmp_path):
         world.send("orders", *later)
         world.settle()
         assert world.rows("sold")[len(ORDERS) :] == model.asked(SOLD, later)
+
+
+@pytest.mark.spark
+def test_a_view_that_missed_deletions_is_built_again(tmp_path):
+    app, model = shop(), Model()
+    with started(app, tmp_path) as world:
+        for number in range(120):
+            model.change(world, TABLES[number % 2])
+        world.settle()
+        assert world.rows("totals") == model.asked(TOTALS)
+    with hw.connect(tmp_path, clock=ManualClock("2026-01-02T00:00:00Z")) as client:  # while no pipeline runs
+        for name in TABLES:
+            for key in [*model.tables[name]]:
+                client.delete(name, key)
+                del model.tables[name][key]
+            for _ in range(60):
+                model.change(client, name)
+    with EventLog(tmp_path, clock=ManualClock("2026-01-04T00:00:00Z")) as log:
+        for name in TABLES:
+            Maintenance(log).compact(log.open_topic(name), eager=True)
+            assert log.tombstone_horizons(name)
+    with started(app, tmp_path, now="2026-01-04T00:00:00Z") as world:
+        for name in ("totals", "offers") * 2:
+            world._engine.supervisors[name].catch_up()
+        assert world.rows("totals") == model.asked(TOTALS)
+        assert world.rows("offers") == model.asked(OFFERS)
+        with pytest.raises(DataGoneError) as caught:  # its rows depend on versions of products that are gone
+            world.settle()
+        assert (caught.value.data["pipeline"], caught.value.data["reload"]) == ("sold", False)

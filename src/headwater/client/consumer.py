@@ -67,7 +67,11 @@ class Consumer:
         self._timeout = timeout
         self._session = session.total_seconds()
         self._membership = log.groups.join(group, topic, start=start, session=session)
-        self._reader = TopicReader(log, topic, self._membership.positions, group=group)
+        try:
+            self._reader = self._open_reader()
+        except BaseException:
+            log.groups.leave(self._membership)
+            raise
         self._group_changes = log.groups.watch(group, topic)
         self._ready: deque[Event] = deque()
         self._uncommitted: dict[int, int] = {}
@@ -84,6 +88,10 @@ class Consumer:
     def generation(self) -> int:
         """The number of rebalances of the group."""
         return self._membership.generation
+
+    def _open_reader(self) -> TopicReader:
+        joined = self._membership
+        return TopicReader(self._log, joined.topic, joined.positions, group=joined.group, marks=joined.marks)
 
     def poll(self, timeout: float | str | timedelta = 0, most: int = 500) -> list[Event]:
         """Returns up to `most` events; waits up to `timeout` for the first."""
@@ -146,6 +154,7 @@ class Consumer:
         # partitions are dropped: their new owner delivers them.
         mine, was = self._membership.positions, self._reader.positions
         self._reader.positions = {p: was.get(p, offset) for p, offset in mine.items()}
+        self._reader.marks = self._membership.marks
         self._uncommitted = {p: offset for p, offset in self._uncommitted.items() if p in mine}
         self._ready = deque(event for event in self._ready if event.partition in mine)
 
@@ -278,9 +287,23 @@ def find_offsets(log: Log, topic: str, start: Start, partitions: Sequence[int] |
 
 
 def open_reader(
-    log: Log, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None = None
+    log: Log,
+    topic: str,
+    start: Start,
+    stop: Start | None,
+    partitions: Sequence[int] | None = None,
+    marks: Mapping[int, int] | None = None,
 ) -> TopicReader:
-    """Returns a reader from a start up to a stop: "end" for the events there are now, None to follow without an end."""
+    """Returns a reader from a start up to a stop: "end" for the events there are now, None to follow without an end.
+
+    `marks` are those of an earlier reader, if this one continues at its position.
+
+    Raises:
+        DataGoneError: Compaction has removed tombstones behind the start, which is not that of the topic.
+    """
     last = "latest" if stop == "end" else stop
+    if start == "earliest":
+        marks = {horizon.partition: horizon.fresh for horizon in log.tombstone_horizons(topic)}
     positions = find_offsets(log, topic, start, partitions)
-    return TopicReader(log, topic, positions, None if last is None else find_offsets(log, topic, last, partitions))
+    stops = None if last is None else find_offsets(log, topic, last, partitions)
+    return TopicReader(log, topic, positions, stops, marks=marks)

@@ -198,6 +198,7 @@ class QueryManifest(msgspec.Struct, frozen=True):
         rows: The behaviour of its rows (see `RowBehaviour`).
         starts: The start offsets of each input.
         topic_ids: The id of each input's topic (see `TimedLog.topic_id`).
+        marks: The tombstone marks of each input, by partition, when the query began (see `TombstoneHorizon`).
     """
 
     facts: dict[str, str]
@@ -207,6 +208,7 @@ class QueryManifest(msgspec.Struct, frozen=True):
     rows: str
     starts: dict[str, dict[int, int]]
     topic_ids: dict[str, str] = msgspec.field(name="incarnations", default_factory=dict)
+    marks: dict[str, dict[int, int]] = {}
 
 
 class QueryDirectory:

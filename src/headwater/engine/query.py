@@ -1,7 +1,7 @@
 """One version of one pipeline as a running Spark query.
 
 Before a query starts, `check_gap` checks that the next offsets are still in the log: a query never continues over a
-gap.
+gap. The same holds for tombstones that compaction removes, which is checked before each commit, too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from headwater.errors import DataGoneError, HeadwaterError
 from headwater.events import to_ddl
 from headwater.log import Topic
 from headwater.log.protocol import TimedLog
+from headwater.log.tombstones import check_tombstones
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import ViewTable
 
@@ -142,10 +143,16 @@ class Query:
         if manifest := self.directory.load_manifest():
             self.starts: Mapping[str, Mapping[int, int]] = manifest.starts
             self.topic_ids = manifest.topic_ids
+            self.marks = manifest.marks
         else:
             log = context.log
             earliest = {name: {end.partition: end.start for end in log.ends(t)} for name, t in self._topics.items()}
             self.starts = bounds.starts if bounds else earliest
+            # Before anything is read: what compaction has removed so far, this query does not miss.
+            self.marks = {
+                name: {horizon.partition: horizon.fresh for horizon in log.tombstone_horizons(topic)}
+                for name, topic in self._topics.items()
+            }
             self.topic_ids = {name: log.topic_id(topic) for name, topic in self._topics.items()}
         self.built, self.topic = self._build(spark, inputs, version)
         self.table = (
@@ -188,6 +195,7 @@ class Query:
             self.built.row_behaviour.value,
             {name: dict(offsets) for name, offsets in self.starts.items()},
             self.topic_ids,
+            self.marks,
         )
 
     def start(self) -> None:
@@ -216,6 +224,7 @@ class Query:
             logger.warning("%s: %s of the checkpoint was incomplete and is planned again", query_id, name)
         positions = next_offsets(self.directory.checkpoint, list(self.starts), self.starts)
         check_gap(log, self.pipeline, self._topics, positions, self.topic_ids)
+        self._check_tombstones(positions)
         # Before the first batch, so that batches reach the topic in order.
         publish(store, log, self.built, self.topic, query_id)
         sink = self._sink = Sink(
@@ -226,6 +235,7 @@ class Query:
             table=self.table,
             topic=self.topic,
             starts=self.starts,
+            check_inputs=self._check_tombstones,
         )
         writer = self.built.frame.writeStream.outputMode(self.built.mode)
         writer = writer.option("checkpointLocation", self.directory.checkpoint.address)
@@ -245,6 +255,29 @@ class Query:
         if number > self._newest_retry:
             self.directory.write_retries(self._topics, self._context.store.retries(self.directory.query_id))
             self._newest_retry = number
+    def _check_tombstones(self, positions: Mapping[str, PartitionOffsets]) -> None:
+        """Check that no tombstone was removed that the query has not read.
+
+        Raises:
+            DataGoneError: One was. `data["reload"]` says whether a rebuild gives all rows: the inputs are tables, and
+                retention has removed nothing of what the query has read.
+        """
+        for name, topic in self._topics.items():
+            # A partition at its start was not read yet.
+            read = {p: at for p, at in positions[name].items() if at > self.starts[name].get(p, 0)}
+            try:
+                check_tombstones(topic, self._context.log.tombstone_horizons(topic), read, self.marks.get(name, {}))
+            except DataGoneError as gone:
+                tables = all(input_.topic.is_table for input_ in self.built.inputs)
+                data = gone.data | {"reload": tables and self._inputs_are_whole()}
+                raise _gap_error(self.pipeline, gone.what, "compaction removed them unread", **data) from None
+
+    def _inputs_are_whole(self) -> bool:
+        return all(
+            part.start <= self.starts[name].get(part.partition, 0)
+            for name, topic in self._topics.items()
+            for part in self._context.log.ends(topic)
+        )
 
     def _process_batch(self, sink: Sink, frame: DataFrame, batch: int) -> None:
         """Process a batch, called by Spark; keeps the exception, because Spark passes on only its text."""

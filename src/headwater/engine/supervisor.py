@@ -32,6 +32,7 @@ from headwater.errors import (
     BadCredentialsError,
     DamagedError,
     DataError,
+    DataGoneError,
     FencedError,
     HeadwaterError,
     LedgerMismatchError,
@@ -87,7 +88,7 @@ class Reaction(Enum):
     WAIT_FOR_SLOTS = auto()
     """Try again without limit: other queries occupy Spark's task slots."""
     REBUILD = auto()
-    """Build the view again from the log: its state is missing or damaged."""
+    """Build the view again from the log: its state is missing or damaged, or it has missed deletions."""
     RETRY = auto()
     """Quarantine the events that cause the error; if there are none, retry a limited number of times."""
 
@@ -112,7 +113,7 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
     if failure is None or isinstance(failure, CrashError):
         return Reaction.RESTART
     text = str(failure)
-    state_lost = _STATE_LOST.search(text) is not None
+    state_lost = _STATE_LOST.search(text) is not None or _misses_deletions(failure)
     # A DamagedError about state is permanent only if the state cannot be computed again.
     if (not can_rebuild) if state_lost else isinstance(failure, _PERMANENT_ERRORS):
         return Reaction.GIVE_UP
@@ -293,8 +294,9 @@ class PipelineSupervisor:
         elif reaction is Reaction.WAIT_FOR_SERVER:
             delay = self._wait_for_server(source_error(failure) or translate_error(failure, self.pipeline))
         elif reaction is Reaction.REBUILD:
-            self._report_state("waiting", "its state is damaged; it is rebuilt from the log")
-            logger.warning("%s: its state is damaged, a rebuild begins: %s", self.pipeline, _state_error_line(failure))
+            why = "it has missed deletions" if _misses_deletions(failure) else "its state is damaged"
+            self._report_state("waiting", f"{why}; it is rebuilt from the log")
+            logger.warning("%s: %s, a rebuild begins: %s", self.pipeline, why, _state_error_line(failure))
             self._versions.rebuild = Rebuild()
         elif reaction is Reaction.RETRY:
             delay = 0.0 if self._quarantine_failing_events(failure) else self._retry(failure)
@@ -412,8 +414,12 @@ def _retry_rules(query: Query | None) -> dict[str, str]:
         return {}
     options = query.built.input_options
     return {input_.topic.name: options.retry_rule(input_) for input_ in query.built.inputs}
+def _misses_deletions(failure: BaseException) -> bool:
+    """Whether compaction has removed tombstones that the pipeline has not read, and a rebuild mends its view."""
+    return isinstance(failure, DataGoneError) and bool(failure.data.get("reload"))
 
 
 def _state_error_line(failure: BaseException) -> str:
-    """Returns the line of the message that is about state."""
-    return next(line.strip() for line in str(failure).splitlines() if _STATE_LOST.search(line))
+    """Returns the line of the message that is about state; the first if none is."""
+    lines = str(failure).splitlines()
+    return next((line.strip() for line in lines if _STATE_LOST.search(line)), lines[0])

@@ -212,13 +212,17 @@ def _encode_record(partition: int, number: int, offset: int, now: int) -> tuple[
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """One consumer's membership of a group: its partitions and their start offsets."""
+    """One consumer's membership of a group: its partitions and their start offsets.
+
+    `marks` are the tombstone marks of the partitions that the group began at their start (see `TombstoneHorizon`).
+    """
 
     group: str
     topic: str
     member: str
     generation: int
     positions: dict[int, int]
+    marks: dict[int, int] = {}
 
 
 class GroupState(msgspec.Struct, frozen=True):
@@ -361,6 +365,7 @@ class FolderGroups:
                 self._create_offsets(group, topic, "earliest")
             stored.write(offsets, self._clock.micros())
             stored.sync()
+            self._save_marks(group, topic, offsets)
 
     def sync_offsets(self, group: str, topic: str) -> None:
         """Make the committed offsets durable, so that retention may remove what is below them."""
@@ -400,8 +405,27 @@ class FolderGroups:
         if not offsets.exists():
             first = {partition: self._log.find_offset(topic, partition, start) for partition in range(partitions)}
             offsets.create(first, self._clock.micros())
+            self._save_marks(group, topic, first)
         offsets.read(partitions)
         offsets.sync()
+
+    def _save_marks(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Write the tombstone marks of partitions that are set to their start, and remove those of the others.
+
+        After the offsets: a crash in between leaves lower marks, which refuse a reader rather than let it miss
+        deletions.
+        """
+        path, known = self._path(group, topic, "tombstones"), self._load_marks(group, topic)
+        fresh = {horizon.partition: horizon.fresh for horizon in self._log.tombstone_horizons(topic)}
+        starts = {held.partition: held.start for held in self._log.ends(topic)} if fresh or known else {}
+        marks = {p: mark for p, mark in known.items() if p not in offsets}
+        marks |= {p: fresh[p] for p, offset in offsets.items() if p in fresh and offset == starts.get(p)}
+        if marks != known:
+            self._disk.write_file(path, msgspec.json.encode(marks))
+
+    def _load_marks(self, group: str, topic: str) -> dict[int, int]:
+        data = self._disk.read_file(self._path(group, topic, "tombstones"))
+        return msgspec.json.decode(data, type=dict[int, int]) if data else {}
 
     @contextlib.contextmanager
     def _lock_group(self, group: str, topic: str) -> Iterator[Assignment]:
@@ -430,7 +454,8 @@ class FolderGroups:
     def _membership(self, group: str, topic: str, member: str, state: Assignment) -> Membership:
         committed = self.read_offsets(group, topic)
         positions = {partition: committed[partition] for partition in state.partitions_of(member)}
-        return Membership(group, topic, member, state.generation, positions)
+        marks = self._load_marks(group, topic)
+        return Membership(group, topic, member, state.generation, positions, marks)
 
     # -- members -------------------------------------------------------------------------------------------------
 

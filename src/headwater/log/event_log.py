@@ -29,6 +29,7 @@ from headwater.log.notifier import FileNotifier, Waiter
 from headwater.log.open_topic import OpenTopic, latest_schema_version, load_schema, schema_file_name
 from headwater.log.storage import AnchoredClock, Disk, Partition
 from headwater.log.storage.segment import FORMAT_VERSION
+from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import (
     Topic,
     check_name,
@@ -245,6 +246,14 @@ class EventLog:
             PartitionRange(number, state.start_offset, state.next_offset, state.max_event_time, state.appended_at)
             for number, state in states
         ]
+
+    def tombstone_horizons(self, name: str) -> list[TombstoneHorizon]:
+        """Returns which tombstones compaction has removed; partitions with none are left out."""
+        topic = self.open_topic(name)
+        if not topic.definition.key:  # never compacted; a topic with a key may have been compacted before
+            return []
+        removed = {partition.number: partition.tombstones_removed() for partition in topic.partitions}
+        return [TombstoneHorizon(number, until, mark=until, fresh=until) for number, until in removed.items() if until]
 
     def fetch(
         self,

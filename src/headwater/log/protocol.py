@@ -19,6 +19,7 @@ from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.notifier import Waiter
 from headwater.log.storage.frame import Frame
+from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import Topic
 from headwater.log.write_batch import PendingEvent, WriteBatch
 
@@ -92,6 +93,9 @@ class Log(Protocol):
 
     def ends(self, name: str) -> list[PartitionRange]:
         """Returns what each partition holds."""
+
+    def tombstone_horizons(self, name: str) -> list[TombstoneHorizon]:
+        """Returns which tombstones may have been removed; partitions with none are left out."""
 
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from."""

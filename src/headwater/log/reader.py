@@ -16,6 +16,7 @@ from headwater.errors import DataGoneError
 from headwater.events import Clock, Codec, storage_schema, upgrade
 from headwater.log.batch import LogBatch
 from headwater.log.storage.frame import Frame, FrameKind, decode_columns
+from headwater.log.tombstones import check_tombstones
 from headwater.log.topic import Topic
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class TopicReader:
         positions: Next offset per partition; may be changed between reads.
         stops: Offset to stop at, per partition; None to read without an end.
         group: A consumer group whose changes also end a wait.
+        marks: What `TombstoneHorizon.fresh` was when a partition was begun at its start, per partition.
+
+    Raises:
+        DataGoneError: Compaction has removed tombstones that are not read yet; also raised by `next`.
     """
 
     def __init__(
@@ -85,12 +90,19 @@ class TopicReader:
         positions: Mapping[int, int],
         stops: Mapping[int, int] | None = None,
         group: str | None = None,
+        marks: Mapping[int, int] | None = None,
     ) -> None:
         self.positions = dict(positions)
+        self.marks = dict(marks or {})
         self._log = log
         self._topic = topic
         self._stops = stops
         self._group = group
+        self._compacted = log.topic(topic).compact
+        horizons = log.tombstone_horizons(topic)
+        check_tombstones(topic, horizons, self.positions, self.marks)
+        # At offset 0 nothing was read yet.
+        self.marks |= {horizon.partition: horizon.fresh for horizon in horizons if not positions.get(horizon.partition)}
         self._waiter = None if stops is not None else log.watch(topic, group)
 
     def next(self, timeout: float = 0, max_bytes: int = 1 << 20) -> list[LogBatch]:
@@ -99,6 +111,8 @@ class TopicReader:
         if not wanted:
             return []
         found = self._log.fetch(self._topic, wanted, max_bytes=max_bytes, timeout=timeout, waiter=self._waiter)
+        if self._compacted:
+            check_tombstones(self._topic, self._log.tombstone_horizons(self._topic), wanted, self.marks)
         for batch in found:
             self.positions[batch.partition] = max(self.positions[batch.partition], batch.next_offset)
         if self._stops is None:

@@ -19,6 +19,7 @@ from cyclopts import Parameter
 from headwater.cli.formatting import escape, format_time, plural
 from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, PositionText, open_client, parse_position
 from headwater.cli.output import Output
+from headwater.client.consumer import open_reader
 from headwater.errors import BadOffsetError, BadSettingError
 from headwater.events import key_bytes
 from headwater.log import LogBatch
@@ -183,11 +184,9 @@ def read_batches(
         # Evaluated once over no rows: a mistake in the condition is reported even if the topic is empty.
         where.mask(pa.RecordBatch.from_pylist([], topic.schema), _empty_envelope(topic))
     numbers = _select_partitions(topic, selection.partition)
-    positions = {number: log.find_offset(name, number, start) for number in numbers}
-    stops = None if stop is None else {number: log.find_offset(name, number, stop) for number in numbers}
-    with contextlib.closing(TopicReader(log, name, positions, stops)) as reader:
+    with contextlib.closing(open_reader(log, name, start, stop, numbers)) as reader:
         # A reader without an end is followed: `next` waits for new events.
-        batches = iter(reader) if stops is not None else _follow(reader)
+        batches = iter(reader) if stop is not None else _follow(reader)
         yield from _limit_rows(_filter_batches(batches, where), selection.limit)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -146,6 +146,8 @@ class Sink:
         table: The view's table; None for a stream.
         topic: The output topic, if there is one.
         starts: The start offsets of the query, by name of the input.
+        check_inputs: Called before each commit with the start offsets of the batch; raises if the log has removed
+            something that belongs to the batch.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Sink:
         table: ViewTable | None,
         topic: Topic | None,
         starts: Mapping[str, Mapping[int, int]],
+        check_inputs: Callable[[Mapping[str, Mapping[int, int]]], None] = lambda positions: None,
     ) -> None:
         self._built = built
         self._directory = directory
@@ -167,6 +170,7 @@ class Sink:
         self._table = table
         self._topic = topic
         self._starts = starts
+        self._check_inputs = check_inputs
         self._staging = Staging(directory.staging_folder) if directory.staging_folder else None
         self._stateful_stage: StatefulStage | None = None
         if built.sink_stage is not None:
@@ -200,6 +204,7 @@ class Sink:
         accounting.reconcile(observed)
         if self._built.stateful_in_spark:
             accounting.check_dropped_rows(observed.dropped_rows())
+        self._check_inputs({name: read.start for name, read in planned.items()})
         # The checkpoint must be durable before the ledger names the batch: after a power failure a committed batch
         # without its planned offsets could not be identified.
         self._directory.checkpoint.sync()

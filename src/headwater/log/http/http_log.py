@@ -30,6 +30,7 @@ from headwater.log.http.consumer_groups import HttpGroups, format_start
 from headwater.log.http.transport import Transport
 from headwater.log.notifier import Waiter
 from headwater.log.reader import FrameDecoder
+from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import OPTION_NAMES, Overload, Topic, check_name
 from headwater.log.topic_writer import Run, group_by_producer, write_run
 from headwater.log.wire import FRAMES_MEDIA_TYPE, pack_batch, unpack_frames, unpack_receipts
@@ -208,6 +209,11 @@ class HttpLog:
         """Returns what each partition holds now."""
         found = self.transport.json("GET", f"{_topic_path(name)}/ends")["partitions"]
         return [PartitionRange(**held) for held in found]
+
+    def tombstone_horizons(self, name: str) -> list[TombstoneHorizon]:
+        """Returns which tombstones compaction has removed; partitions with none are left out."""
+        found = self.transport.json("GET", f"{_topic_path(name)}/tombstones")["partitions"]
+        return [TombstoneHorizon(**removed) for removed in found]
 
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from."""

@@ -33,6 +33,7 @@ from headwater.log.kafka.timed_topic import BatchCache, EventTimeWaiter, TimedKa
 from headwater.log.kafka.topic_writer import KafkaTopicWriter
 from headwater.log.kafka.topics import DEFINITIONS_TOPIC, KafkaTopics, TopicDefinition, TopicDefinitions, topic_config
 from headwater.log.notifier import Waiter
+from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import (
     Topic,
     check_name,
@@ -48,6 +49,7 @@ __all__ = ["SUPPORT", "KafkaInspector", "KafkaLog"]
 
 _MICROSECOND = timedelta(microseconds=1)
 _SCAN_BYTES: Final = 1 << 20  # of one read while a time is searched
+_HORIZON_AGE: Final = 60 * 1_000_000  # microseconds; less than the tolerance of the horizon
 
 
 @dataclass
@@ -104,6 +106,7 @@ class KafkaLog:
         self._consumers = ConsumerPool(self.kafka_topics)
         self._lock = threading.RLock()  # guards _handles and _timed_topics
         self._handles: dict[str, _TopicHandle] = {}
+        self._horizons: dict[str, tuple[int, list[TombstoneHorizon]]] = {}  # by topic, with the time of the question
         self.groups = KafkaGroups(self.brokers, self)
 
     def __repr__(self) -> str:
@@ -219,6 +222,15 @@ class KafkaLog:
     def ends(self, name: str) -> list[PartitionRange]:
         """Returns what each partition holds now; without max event times, which Kafka does not store."""
         return self.kafka_topics.partition_ranges(name, self.topic(name).partitions)
+
+    def tombstone_horizons(self, name: str) -> list[TombstoneHorizon]:
+        """Returns which tombstones the brokers may have removed; asked once a minute, because each read asks."""
+        now = self.clock.micros()
+        cached_at, horizons = self._horizons.get(name, (0, []))
+        if not cached_at <= now < cached_at + _HORIZON_AGE:
+            horizons = self.kafka_topics.tombstone_horizons(name, self.topic(name).partitions, now)
+            self._horizons[name] = (now, horizons)
+        return horizons
 
     def _check_partitions(self, name: str, numbers: Iterable[int]) -> None:
         known = self._topic_handle(name).codec.topic.partitions

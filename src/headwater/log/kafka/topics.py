@@ -27,6 +27,7 @@ from headwater.log.event_log import PartitionRange
 from headwater.log.kafka.brokers import Brokers, close_quietly, topic_partition
 from headwater.log.kafka.serializers import AvroSerializer
 from headwater.log.storage.frame import LOWEST_TIME
+from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import MAX_EVENT_BYTES, OPTION_NAMES, Topic, ValueFormat
 
 __all__ = [
@@ -45,6 +46,8 @@ _STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "loca
 _CREATE_TIMEOUT: Final = 3.0  # seconds that brokers wait until a new topic is known to all of them
 _MAX_ATTEMPTS: Final = 20  # to write a definition, while other processes write theirs
 _MILLISECOND = timedelta(milliseconds=1)
+# Microseconds by which clocks of brokers and clients may differ, and for which a horizon may be cached.
+_CLOCK_TOLERANCE: Final = 300 * 1_000_000
 _MIN_SEGMENT_BYTES: Final = 1 << 20  # brokers since 4.0 refuse smaller segments
 _HEADER_ALLOWANCE: Final = 64 << 10  # bytes for headers, beside the largest event
 _URL_SAFE: Final = str.maketrans("+/", "-_")  # topic ids are base64; names may not contain + and /
@@ -201,6 +204,24 @@ class KafkaTopics:
         spec = self._kafka.admin.OffsetSpec.for_timestamp(max(0, -(-micros // 1000)))
         offset = self._list_offsets(name, [partition], spec)[partition].offset
         return None if offset < 0 else int(offset)
+
+    def tombstone_horizons(self, name: str, partitions: int, now: int) -> list[TombstoneHorizon]:
+        """Returns the tombstones that the brokers may have removed; none for a topic that is not compacted.
+
+        Brokers do not report what they have removed. They keep a tombstone for `delete.retention.ms` from the first
+        run of compaction after its arrival, so one that arrived later than that ago is there. That run also removes
+        the row that it deletes, so a reader that begins at the start now misses nothing for that long.
+        """
+        config = self._describe_config("TOPIC", name)
+        if "compact" not in config["cleanup.policy"]:
+            return []
+        kept = int(config["delete.retention.ms"]) * 1000
+        mark, found = now + _CLOCK_TOLERANCE, []
+        ends = self.end_offsets(name, range(partitions))
+        for number in range(partitions):
+            until = self.offset_for_time(name, number, mark - kept)
+            found.append(TombstoneHorizon(number, ends[number] if until is None else until, mark, now + kept))
+        return found
 
     def _list_offsets(self, name: str, partitions: Sequence[int], spec: Any) -> dict[int, Any]:
         wanted = {topic_partition(name, number): spec for number in partitions}

@@ -3,7 +3,8 @@
 Reads and appends continue meanwhile: new files are written beside the old ones and replace them by a rename
 under the partition's lock. It runs when at least half of the closed bytes are new since the last run, so
 its cost per event does not grow with the topic. Tombstones are kept for a day, for readers that are behind,
-and then removed.
+and then removed. The segment records up to which offset, so that readers that have not read them are told
+(log/tombstones.py).
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class _CompactionPass:
         self.oldest_tombstone = now - _KEEP_TOMBSTONES // timedelta(microseconds=1)
         self.last: dict[bytes, int] = {}  # key to the offset of its last event in the dirty segments
         self.seen = self.kept = 0
+        self.tombstones_removed = 0  # offset behind the last one of the segments that are rewritten now
+        self.tombstone_kept = False  # whether a tombstone was too young; all behind it stay, too
 
     def run(self, closed: list[int], dirty: list[int]) -> CompactionResult:
         for base in dirty:
@@ -123,11 +126,19 @@ class _CompactionPass:
         first = self.partition.files.segment(bases[0])
         frame, header = first.header()
         new = Segment(self.partition.disk, self.partition.folder, bases[0])
-        new_header = SegmentHeader(covers_until=until, previous=header.previous, producers=header.producers)
+        self.tombstones_removed = max(
+            self.partition.files.segment(base).header()[1].tombstones_removed for base in bases
+        )
+        # How many tombstones go is known only at the end. No number is longer than `until`, so the header fits then.
+        new_header = SegmentHeader(
+            covers_until=until, previous=header.previous, producers=header.producers, tombstones_removed=until
+        )
         length = new.create(new_header, frame.max_event_time_before, temporary=True)
         for data in self._surviving_frames(bases):
             self.partition.disk.write(new.handle, length, data)
             length += len(data)
+        new_header.tombstones_removed = self.tombstones_removed
+        new.rewrite_header(new_header, frame.max_event_time_before)
         self.partition.disk.sync(new.handle)
         self._replace_files(new.temporary_path, first, bases[1:])
 
@@ -168,10 +179,29 @@ class _CompactionPass:
         newest = np.fromiter((self.last.get(key, -1) for key in _keys(batch)), np.int64, len(batch.offsets))
         # A key without an event in the dirty segments was already unique: the last run left one event of it.
         keep: np.ndarray[tuple[int], np.dtype[np.bool_]] = (newest < 0) | (newest == batch.offsets)
-        keep &= ~(batch.tombstones & (batch.arrival_times < self.oldest_tombstone))
+        keep &= ~self._expired_tombstones(batch, last_of_key=keep)
         self.seen += len(keep)
         self.kept += int(keep.sum())
         return keep
+
+    def _expired_tombstones(
+        self, batch: LogBatch, last_of_key: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Returns the tombstones to remove, up to the first young one, and records their end.
+
+        After a jump of the clock an older tombstone may be behind a younger one. It stays, so that a later run never
+        removes a tombstone below the recorded end.
+        """
+        old = batch.arrival_times < self.oldest_tombstone
+        young = np.flatnonzero(batch.tombstones & ~old)
+        expired: np.ndarray[tuple[int], np.dtype[np.bool_]] = batch.tombstones & old
+        expired[0 if self.tombstone_kept else young[0] if len(young) else len(expired) :] = False
+        self.tombstone_kept |= bool(len(young))
+        # A tombstone before another event of its key is not missed: readers get that event.
+        removed = batch.offsets[expired & last_of_key]
+        if len(removed):
+            self.tombstones_removed = max(self.tombstones_removed, int(removed[-1]) + 1)
+        return expired
 
     def _merge(self, batches: list[LogBatch]) -> Iterator[bytes]:
         """Yields one frame with all rows, if there are any; each keeps its offset, arrival and max event time."""

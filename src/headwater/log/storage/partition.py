@@ -68,6 +68,7 @@ class Partition:
         self._producers_position = (-1, -1)  # segment and length up to which they are loaded
         self._index = OffsetIndex(self.files, number, self.state)
         self._segment_created = (-1, 0)  # segment and time of its first batch
+        self._tombstones_removed: int | None = None
         self._files_version = -1  # of the files that the caches describe
         self._max_arrival = (LOWEST_TIME, 0)  # a max event time, and the arrival of the record that set it
         self._verified = False  # whether this process has compared the published state with the files
@@ -143,6 +144,7 @@ class Partition:
         self.files.invalidate()
         self._index.invalidate()
         self._producers = None
+        self._tombstones_removed = None
 
     # -- append --------------------------------------------------------------------------------------------------
 
@@ -346,6 +348,26 @@ class Partition:
             if segment.base == state.segment:
                 return
             offset = max(offset, self._index.next_segment_base(segment, offset, state))
+
+    def tombstones_removed(self) -> int:
+        """Returns the offset behind the last tombstone that compaction has removed; 0 if it has removed none.
+
+        The segments themselves record it, so it is known after the loss of the state file, too. A segment that
+        retention removes takes its record along: readers below its end are then below the start.
+        """
+        self.state()  # drops what is cached if files changed since
+        found = self._tombstones_removed
+        if found is None:
+            found = max(map(self._tombstones_removed_from, self.files.bases(fresh=True)), default=0)
+            self._tombstones_removed = found
+        return found
+
+    def _tombstones_removed_from(self, base: int) -> int:
+        # A file that is rewritten or removed meanwhile changes the version of the files: the next call looks again.
+        # Reading a damaged segment is an error of its own.
+        with contextlib.suppress(FileNotFoundError, DamagedError):
+            return self.files.segment(base).header()[1].tombstones_removed
+        return 0
 
     def find_frame_by_time(self, time: int) -> tuple[Frame, memoryview] | None:
         """Returns the first frame at which the event time reaches `time`; None if it has not.

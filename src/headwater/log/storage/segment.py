@@ -60,13 +60,15 @@ class SegmentHeader(msgspec.Struct, omit_defaults=True):
     `covers_until` is set by compaction: the segment replaces all offsets below it, and older files with a
     base in that range are leftovers. `previous` describes the segment before this one: its base, its valid
     length (a segment closed after a failed sync may have more bytes), and the arrival of its last batch.
-    `producers` maps an id to (first and last sequence, base offset, rows, time).
+    `tombstones_removed` is set by compaction, too: the offset behind the last tombstone that is no longer in
+    the segment. `producers` maps an id to (first and last sequence, base offset, rows, time).
     """
 
     format: int = FORMAT_VERSION
     covers_until: int = 0
     previous: tuple[int, int, int] | None = None
     producers: dict[str, tuple[int, int, int, int, int]] = {}
+    tombstones_removed: int = 0
 
 
 class Segment:
@@ -106,6 +108,21 @@ class Segment:
         looks valid. With `temporary` it stays under `temporary_path` for the caller to rename.
         """
         self._handle = self._disk.open(self.temporary_path)
+        data = self._encode_header(header, max_event_time)
+        self._disk.truncate(self._handle, 0)
+        self._disk.write(self._handle, 0, data)
+        self._disk.sync(self._handle)
+        if not temporary:
+            self._disk.replace(self.temporary_path, self.path)
+        return len(data)
+
+    def rewrite_header(self, header: SegmentHeader, max_event_time: int) -> None:
+        """Replace the header of a temporary file; the new one must not be longer."""
+        old = parse_header(memoryview(self._disk.read(self.handle, 0, HEADER_SIZE)))
+        assert old is not None
+        self._disk.write(self.handle, 0, self._encode_header(header, max_event_time, old.length - HEADER_SIZE))
+
+    def _encode_header(self, header: SegmentHeader, max_event_time: int, size: int = 0) -> bytes:
         frame = Frame(
             FrameKind.SEGMENT_HEADER,
             self.base,
@@ -113,13 +130,7 @@ class Segment:
             max_event_time_before=max_event_time,
             max_event_time=max_event_time,
         )
-        data = encode_frame(frame, msgspec.json.encode(header))
-        self._disk.truncate(self._handle, 0)
-        self._disk.write(self._handle, 0, data)
-        self._disk.sync(self._handle)
-        if not temporary:
-            self._disk.replace(self.temporary_path, self.path)
-        return len(data)
+        return encode_frame(frame, msgspec.json.encode(header).ljust(size, b"\0"))
 
     def header(self) -> tuple[Frame, SegmentHeader]:
         """Returns the header frame and its contents."""

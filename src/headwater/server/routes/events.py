@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Annotated, Any, Final
 
@@ -25,6 +25,7 @@ from headwater.errors import (
 from headwater.events import Receipt
 from headwater.log import LogBatch
 from headwater.log.reader import TopicReader
+from headwater.log.tombstones import check_tombstones
 from headwater.server.gateway import Gateway, json_response, stream_response
 from headwater.server.middleware import media_type
 from headwater.server.problems import http_problem
@@ -38,6 +39,7 @@ from headwater.server.serializers.responses import (
     NDJSON,
     arrow_stream,
     encode_events,
+    parse_marks,
     parse_partitions,
     parse_positions,
     parse_start,
@@ -147,13 +149,16 @@ class EventRoutes(Routes):
         stop: str = "end",
         partitions: str | None = None,
         limit: Annotated[int | None, Query(ge=1)] = None,
+        marks: str | None = None,
     ) -> Response:
         """The Accept header chooses NDJSON (the default), a page as JSON, CloudEvents, or typed columns as Arrow.
 
-        `start` and `stop` are "earliest", "latest", "end", an offset or a time; `partitions` is a list such as 0,2.
+        `start` and `stop` are "earliest", "latest", "end", an offset or a time; `partitions` is a list such as 0,2. A
+        page of a compacted topic may have `marks`; send them with the request of the next page, such as 0:13,1:7.
         """
         accept = request.headers.get("accept", "")
-        bounds = parse_start(start), parse_start(stop), parse_partitions(partitions)
+        known = parse_positions(marks) if marks else None
+        bounds = parse_start(start), parse_start(stop), parse_partitions(partitions), known
         reader = await self._threads.read(open_reader, self._log, name, *bounds)
         if ARROW in accept:
             schema = (await self._threads.read(self._log.topic, name)).schema
@@ -186,16 +191,20 @@ class EventRoutes(Routes):
     ) -> Response:
         """The `id` of each event holds the next offset of every partition, such as 0:13,1:7.
 
-        A client that sends it back as Last-Event-ID or `resume` continues there, without gap or repeat. A stream
-        without events sends a comment every 15 seconds.
+        A client that sends it back as Last-Event-ID or `resume` continues there, without gap or repeat. In a compacted
+        topic a partition may have a third number, its mark. A stream without events sends a comment every 15 seconds.
         """
+        horizons = await self._threads.read(self._log.tombstone_horizons, name)
         positions = await self._threads.read(
             find_offsets, self._log, name, parse_start(start), parse_partitions(partitions)
         )
-        if known := last_event_id or resume:
+        known = last_event_id or resume
+        if known:
             resumed = parse_positions(known)
             positions = {partition: resumed.get(partition, offset) for partition, offset in positions.items()}
-        source = _TopicSource(self._gateway, name, positions)
+        fresh = {h.partition: h.fresh for h in horizons if start == "earliest" or not positions.get(h.partition)}
+        marks = parse_marks(known) if known else fresh
+        source = _TopicSource(self._gateway, name, positions, marks)
         await self._threads.read(source.fetch)  # until the response begins, an error has its own status
         return self._gateway.streams.response(source)
 
@@ -203,17 +212,20 @@ class EventRoutes(Routes):
 class _TopicSource:
     """The events of a topic for one follower."""
 
-    def __init__(self, gateway: Gateway, name: str, positions: dict[int, int]) -> None:
+    def __init__(self, gateway: Gateway, name: str, positions: dict[int, int], marks: Mapping[int, int]) -> None:
         self._log = gateway.log
         self._threads = gateway.threads
         self._notifier = gateway.notifier
         self._name = name
         self._positions = positions
+        self._marks = marks
         self._batches: list[LogBatch] = []
 
     def fetch(self) -> None:
         """Read the next batches, if there are any."""
-        self._batches = self._log.fetch(self._name, self._positions, max_bytes=_MAX_BYTES, timeout=0, waiter=None)
+        found = self._log.fetch(self._name, self._positions, max_bytes=_MAX_BYTES, timeout=0, waiter=None)
+        check_tombstones(self._name, self._log.tombstone_horizons(self._name), self._positions, self._marks)
+        self._batches = found
 
     async def next(self, timeout: float) -> list[bytes]:
         """Returns the events of the next batch; one batch at a time bounds the text in memory."""
@@ -228,10 +240,10 @@ class _TopicSource:
     def _encode_batch(self, batch: LogBatch) -> list[bytes]:
         """Returns the events of a batch in chunks of a bounded size; only one offset of the id differs between them."""
         others = [(number, offset) for number, offset in sorted(self._positions.items()) if number != batch.partition]
-        before = _format_positions((number, offset) for number, offset in others if number < batch.partition)
-        after = _format_positions((number, offset) for number, offset in others if number > batch.partition)
+        before = self._format_positions((number, offset) for number, offset in others if number < batch.partition)
+        after = self._format_positions((number, offset) for number, offset in others if number > batch.partition)
         head = b"id: " + before + (b"," if before else b"") + f"{batch.partition}:".encode()
-        tail = (b"," if after else b"") + after + b"\ndata: "
+        tail = self._format_mark(batch.partition).encode() + (b"," if after else b"") + after + b"\ndata: "
         chunks: list[bytes] = []
         lines: list[bytes] = []
         size = 0
@@ -244,9 +256,11 @@ class _TopicSource:
         self._positions[batch.partition] = batch.next_offset
         return [*chunks, b"".join(lines)] if lines else chunks
 
+    def _format_positions(self, positions: Iterable[tuple[int, int]]) -> bytes:
+        return ",".join(f"{number}:{offset}{self._format_mark(number)}" for number, offset in positions).encode()
 
-def _format_positions(positions: Iterable[tuple[int, int]]) -> bytes:
-    return ",".join(f"{partition}:{offset}" for partition, offset in positions).encode()
+    def _format_mark(self, partition: int) -> str:
+        return f":{self._marks[partition]}" if partition in self._marks else ""
 
 
 def _encode_lines(batches: Iterator[LogBatch], limit: int | None) -> Iterator[bytes]:
@@ -273,4 +287,5 @@ def _read_page(reader: TopicReader, most: int, *, clouds: bool) -> bytes:
         after[event.partition] = event.offset + 1
     else:  # everything was read: the next page begins at the reader's position, behind idle markers too
         after = begun | reader.positions
-    return msgspec.json.encode(found if clouds else {"events": found, "next": after})
+    marks = {"marks": reader.marks} if reader.marks else {}
+    return msgspec.json.encode(found if clouds else {"events": found, "next": after} | marks)

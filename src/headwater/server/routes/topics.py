@@ -25,6 +25,7 @@ from headwater.errors import (
 from headwater.events import DeviceClock, to_ddl
 from headwater.events.schema_export import from_arrow_base64, schema_document, to_json_schema
 from headwater.log import Overload, PartitionRange, Retention, Topic
+from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import OPTION_NAMES, WhenFull
 from headwater.server.gateway import json_response
 from headwater.server.problems import http_problem
@@ -133,6 +134,17 @@ class TopicRoutes(Routes):
                 same = all(part.end == expected.get(part.partition, part.end) for part in held)
                 if not same or left <= 0 or not await self._notifier.wait(change, timeout=left):
                     return json_response({"partitions": held})
+
+    @Route(
+        "GET",
+        f"{_PATH}/tombstones",
+        "Get the offsets up to which compaction has removed tombstones",
+        list_of("partitions", TombstoneHorizon),
+        (UnknownTopicError,),
+    )
+    async def tombstones(self, name: str) -> Response:
+        """Partitions without removed tombstones are left out."""
+        return json_response({"partitions": await self._threads.read(self._log.tombstone_horizons, name)})
 
     @Route(
         "GET",

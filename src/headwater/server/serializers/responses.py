@@ -35,6 +35,7 @@ __all__ = [
     "encode_rows",
     "escape_newlines",
     "format_micros",
+    "parse_marks",
     "parse_partitions",
     "parse_positions",
     "parse_start",
@@ -143,11 +144,22 @@ def parse_positions(text: str) -> Mapping[int, int]:
     Raises:
         BadOffsetError: The text is not such an id.
     """
+    return {partition: offset for partition, offset, *_ in _parse_numbers(text)}
+
+
+def parse_marks(text: str) -> Mapping[int, int]:
+    """Returns the tombstone mark per partition from an event id such as "0:13:9,1:7"."""
+    return {numbers[0]: numbers[2] for numbers in _parse_numbers(text) if len(numbers) > 2}
+
+
+def _parse_numbers(text: str) -> list[list[int]]:
     try:
-        pairs = [part.split(":") for part in text.split(",")]
-        if not all(number.isascii() and number.isdigit() and len(number) < 19 for pair in pairs for number in pair):
+        parts = [part.split(":") for part in text.split(",")]
+        if not all(number.isascii() and number.isdigit() and len(number) < 19 for part in parts for number in part):
             raise ValueError
-        return {int(partition): int(offset) for partition, offset in pairs}
+        if not all(2 <= len(part) <= 3 for part in parts):
+            raise ValueError
+        return [[int(number) for number in part] for part in parts]
     except ValueError:
         raise BadOffsetError(
             f"{text[:80]!r} is not the id of an event of this stream",
