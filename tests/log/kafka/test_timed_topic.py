@@ -16,6 +16,7 @@ from headwater.log import Topic
 from headwater.log.batch import LogBatch
 from headwater.log.kafka import KafkaLog, event_time_index
 from headwater.log.kafka.timed_topic import BatchCache
+from headwater.units import micros, moment
 from tests.client.shop import fresh
 from tests.services.kafka import Broker
 
@@ -99,3 +100,20 @@ def test_an_offset_range_that_is_read_in_parts_is_counted_whole(kafka: Broker, m
     late = [n for n, s in enumerate(seconds) if s < max([0, *seconds[:n]]) - 10]
     assert [event.offset for event in found.late] == late
     assert (found.in_, found.ready) == (2_000, 2_000 - len(late))
+
+
+def test_events_late_by_an_idle_marker_are_late_for_readers_without_the_cache(kafka: Broker, tmp_path: Path):
+    name, url = fresh(), f"kafka://{kafka.address}"
+    with KafkaLog(url, index_time=True, cache=tmp_path) as indexer, KafkaLog(url) as elsewhere:
+        indexer.create(Topic.declare(name, TYPE, time="at", lateness="1 minute"))
+        client = hw.Client(indexer, SystemClock())
+        (partition,) = indexer.open_topic(name).partitions
+        for first in (0, 3):
+            client.send_many(name, [{"id": first + n, "at": "2026-01-01T12:00:00Z"} for n in range(3)])
+            indexer.await_event_time(name)
+            partition.append_idle_marker(micros(moment("2026-01-01T13:00:00Z")))
+        planned, allowed = PlannedInput({0: 0}, {0: 6}, 0), timedelta(minutes=1)
+        for log in (indexer, elsewhere):
+            assert [row[5] for row in all_rows(log, name)] == [False] * 3 + [True] * 3
+            found = account_input(log, Input(name, log.topic(name)), planned, allowed, ())
+            assert (found.in_, [event.offset for event in found.late]) == (6, [3, 4, 5])

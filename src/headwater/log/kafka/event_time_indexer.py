@@ -209,10 +209,7 @@ class EventTimeIndexer:
         annotated = EventTimeWalk(progress.max_event_time).annotate(batch)
         if self._log.batch_cache is not None:
             self._log.batch_cache.put(progress.next_offset, annotated)
-        needs_read = bool(batch.tombstones.any() or batch.bad.any())
-        frame, rows, size = annotated.frame, batch.values.num_rows, int(batch.values.nbytes)
-        times = (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time)
-        return batch.partition, OffsetRange(progress.next_offset, batch.next_offset, rows, size, needs_read, *times)
+        return batch.partition, OffsetRange.describe(progress.next_offset, annotated)
 
     def _idle_marker(self, partition: int, time_: int) -> tuple[int, OffsetRange]:
         at, before = self._progress[partition].next_offset, self._progress[partition].max_event_time

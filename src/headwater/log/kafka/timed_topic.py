@@ -3,7 +3,7 @@
 `TimedKafkaTopic` combines the event time index (event_time_index.py) with the topic's records. `BatchCache`
 keeps decoded offset ranges as Arrow files, written by the process that runs the `EventTimeIndexer`, so
 pipelines on the same machine decode each record once. A reader that finds no file, on another machine or after
-removal, reads the records from the brokers.
+removal, reads the records from the brokers, with the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from headwater.errors import DataGoneError
 from headwater.log.batch import LogBatch
-from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, index_topic, walk
+from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, index_topic, read_ranges
 from headwater.log.kafka.event_time_indexer import EventTimeIndexer
 from headwater.log.storage.frame import Frame
 from headwater.log.topic import Topic
@@ -117,7 +117,7 @@ class TimedKafkaPartition:
 
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
         """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers."""
-        return self._index.frame_headers(self.number, start, end)
+        return (each.frame for each in self._index.ranges(self.number, start, end))
 
     def append_idle_marker(self, time: int) -> None:
         """Append an idle marker; only in a process that indexes event time."""
@@ -171,14 +171,8 @@ class TimedKafkaTopic:
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
         """Yields the events of offsets `[start, end)`, each with the max event time before it."""
-        headers = self.index.frame_headers(partition, start, end)
-        first = next((frame for frame in headers if frame.count), None)  # skips idle markers at the start
-        if first is None:
-            return
-        # Not after the start: if retention removed events there, the fetch raises DataGoneError.
-        at = min(start, first.base_offset)
-        for batch in walk(self._log, self._name, partition, at, end, first.max_event_time_before):
-            yield batch if batch.frame.base_offset >= start else batch.select(batch.offsets >= start)
+        ranges = self.index.ranges(partition, start, end)
+        return read_ranges(self._log, self._name, partition, ranges, start, end)
 
     def close(self) -> None:
         """Stop indexing and close connections."""
