@@ -33,6 +33,7 @@ from headwater.store import EventCounts, InputRange, SideOutput, StateSize
 __all__ = ["BatchAccounting", "InputAccounting", "ObservedRows", "Rejection", "account_input", "to_side_outputs"]
 
 _DELETED = envelope_bits({"_hw.deleted": None})
+_UNREADABLE = envelope_bits({"_hw.error": None})
 _MICROSECOND = timedelta(microseconds=1)
 
 Rejection: TypeAlias = tuple[int, int, str]
@@ -118,7 +119,7 @@ def _must_read(frame: Frame, input_: Input, allowed: timedelta | None, skipped: 
     """Returns whether the outcome of the frame's events cannot be told from its header."""
     if not frame.count:
         return False
-    if input_.ops or (frame.columns & _DELETED and not input_.is_table):
+    if input_.ops or frame.columns & _UNREADABLE or (frame.columns & _DELETED and not input_.is_table):
         return True
     if any(frame.base_offset <= offset < frame.next_offset for offset in skipped):
         return True

@@ -64,8 +64,9 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     """A record of the index: offsets `[base, next)` of a partition and their event time, in microseconds.
 
     A range without events is an idle marker. `size` estimates the bytes of its rows. `needs_read`: some rows are
-    tombstones or cannot be decoded. `lowest`: see `_max_lateness`. `partitions`: the topic's number of partitions
-    when the record was written. `ahead`: the topic's `ahead` then; None in records of older versions.
+    tombstones, cannot be decoded, or may be removed by compaction. `lowest`: see `_max_lateness`. `partitions`: the
+    topic's number of partitions when the record was written. `ahead`: the topic's `ahead` then; None in records of
+    older versions.
     """
 
     base_offset: int

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from headwater.errors import DataGoneError
 from headwater.log.batch import LogBatch
@@ -110,14 +111,20 @@ class TimedKafkaPartition:
     number: int
     _index: EventTimeIndex
     _indexer: EventTimeIndexer | None
+    _compacted: bool = False
 
     def state(self) -> EventTimeEnd:
         """Returns the offset and max event time up to which the partition is indexed."""
         return self._index.end(self.number)
 
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
-        """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers."""
-        return (each.frame for each in self._index.ranges(self.number, start, end))
+        """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers.
+
+        Those of a compacted topic are marked as `needs_read`: the brokers may have removed some of the records that
+        the index has counted.
+        """
+        for each in self._index.ranges(self.number, start, end):
+            yield replace(each, needs_read=True).frame if self._compacted else each.frame
 
     def append_idle_marker(self, time: int) -> None:
         """Append an idle marker; only in a process that indexes event time."""
@@ -139,6 +146,7 @@ class TimedKafkaTopic:
         self._log = log
         self._name = name
         self.topic_id = log.topic_id(name)
+        self._compacted = log.kafka_topics.is_compacted(name)
         self._checked_at = time.monotonic()
         index = index_topic(name, self.topic_id)
         self._indexer = EventTimeIndexer(log, name, index) if index_time else None
@@ -157,12 +165,17 @@ class TimedKafkaTopic:
             UnknownTopicError: The topic was deleted.
             DataGoneError: The topic was deleted and created again.
         """
+        self._check_topic()
+        self.index.refresh()
+        numbers = range(self.index.partitions)
+        return [TimedKafkaPartition(number, self.index, self._indexer, self._compacted) for number in numbers]
+
+    def _check_topic(self) -> None:
         if time.monotonic() - self._checked_at > _CHECK_INTERVAL:
             if self._log.topic_id(self._name) != self.topic_id:
                 raise DataGoneError(f'topic "{self._name}" was deleted and created again', topic=self._name)
+            self._compacted = self._log.kafka_topics.is_compacted(self._name)
             self._checked_at = time.monotonic()
-        self.index.refresh()
-        return [TimedKafkaPartition(p, self.index, self._indexer) for p in range(self.index.partitions)]
 
     def await_event_time(self) -> None:
         """Wait until the event time of all present events is known; returns at once if another process indexes."""
@@ -170,9 +183,13 @@ class TimedKafkaTopic:
             self._indexer.await_event_time()
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
-        """Yields the events of offsets `[start, end)`, each with the max event time before it."""
+        """Yields the events of offsets `[start, end)`, each with the max event time before it.
+
+        Those of a compacted topic are read from the brokers, so that all readers see the records that are left.
+        """
+        self._check_topic()
         ranges = self.index.ranges(partition, start, end)
-        return read_ranges(self._log, self._name, partition, ranges, start, end)
+        return read_ranges(self._log, self._name, partition, ranges, start, end, use_cache=not self._compacted)
 
     def close(self) -> None:
         """Stop indexing and close connections."""
