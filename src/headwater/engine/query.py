@@ -255,6 +255,7 @@ class Query:
         if number > self._newest_retry:
             self.directory.write_retries(self._topics, self._context.store.retries(self.directory.query_id))
             self._newest_retry = number
+
     def _check_tombstones(self, positions: Mapping[str, PartitionOffsets]) -> None:
         """Check that no tombstone was removed that the query has not read.
 

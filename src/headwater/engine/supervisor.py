@@ -414,6 +414,8 @@ def _retry_rules(query: Query | None) -> dict[str, str]:
         return {}
     options = query.built.input_options
     return {input_.topic.name: options.retry_rule(input_) for input_ in query.built.inputs}
+
+
 def _misses_deletions(failure: BaseException) -> bool:
     """Whether compaction has removed tombstones that the pipeline has not read, and a rebuild mends its view."""
     return isinstance(failure, DataGoneError) and bool(failure.data.get("reload"))

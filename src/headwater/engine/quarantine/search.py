@@ -24,7 +24,7 @@ from headwater.engine.quarantine.failure import Failure
 from headwater.engine.quarantine.probe_plan import probe_frame, probe_session
 from headwater.engine.quarantine.probed_function import ROW
 from headwater.engine.query import Query
-from headwater.engine.sink.accounting import to_side_outputs
+from headwater.engine.sink.accounting import read_planned_retries, to_side_outputs
 from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
 from headwater.log import LogBatch
 from headwater.store import SideOutput
@@ -132,6 +132,10 @@ def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
                 mask = visible.mask(found)
                 mask &= [(input_.topic.name, partition, int(offset)) not in skipped for offset in found.offsets]
                 yield Candidates(input_, found.select(mask))
+        if input_.name in planned and planned[input_.name].retries:
+            retries = context.store.retries(query.directory.query_id)
+            for found in read_planned_retries(context.log, query.built, input_, planned[input_.name], retries):
+                yield Candidates(input_, found)
 
 
 # -- all rows at once ----------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _DELETED = envelope_bits({"_hw.deleted": None})
+_UNREADABLE = envelope_bits({"_hw.error": None})
 _MICROSECOND = timedelta(microseconds=1)
 _DROPPED_ROWS = "numRowsDroppedByWatermark"
 
@@ -131,7 +132,7 @@ def _must_read(frame: Frame, input_: Input, allowed: timedelta | None, skipped: 
     """Returns whether the outcome of the frame's events cannot be told from its header."""
     if not frame.count:
         return False
-    if input_.ops or (frame.columns & _DELETED and not input_.is_table):
+    if input_.ops or frame.columns & _UNREADABLE or (frame.columns & _DELETED and not input_.is_table):
         return True
     if any(frame.base_offset <= offset < frame.next_offset for offset in skipped):
         return True

@@ -10,8 +10,9 @@ The side topic `__headwater.times.TOPIC.ID` has as many partitions as its topic.
 assigned, so the index of a deleted topic is never applied to a later topic of the same name. The timestamp of
 a record is the offset at which its range ends; the brokers find the range of an offset by it.
 
-`EventTimeWalk` computes lateness from a known offset and max event time. Every walk from the same start
-gives the same result, in batches of any size: lateness is a property of the log here too.
+`EventTimeWalk` computes the max event time before each row. It starts each offset range from the max event time
+that the index states for it, so idle markers between ranges count, and a read gives the same result in
+batches of any size, cached or from the brokers: lateness is a property of the log here too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +43,7 @@ from headwater.log.storage.frame_builder import max_event_times
 if TYPE_CHECKING:
     from headwater.log.kafka.kafka_log import KafkaLog
 
-__all__ = ["EventTimeEnd", "EventTimeIndex", "EventTimeWalk", "OffsetRange", "index_topic", "walk"]
+__all__ = ["EventTimeEnd", "EventTimeIndex", "EventTimeWalk", "OffsetRange", "index_topic", "read_ranges", "walk"]
 
 INDEX_CONFIG: Final = {
     "cleanup.policy": "delete",
@@ -51,7 +53,7 @@ INDEX_CONFIG: Final = {
 }
 UNKNOWN_ARRIVAL: Final = 2**62
 """Stands for an unknown arrival, in ranges of older versions: late after every event time, so the topic is not live."""
-_NEEDS_READ: Final = envelope_bits({"_hw.deleted": None})
+_NEEDS_READ: Final = envelope_bits(["_hw.deleted", "_hw.error"])
 _MAX_CACHED_RANGES: Final = 20_000  # per partition
 _STALL_TIMEOUT: Final = 2.0  # seconds without an expected record, then the consumer is replaced
 _READ_BYTES: Final = 4 << 20  # bytes of one read of a walk
@@ -64,8 +66,9 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     """A record of the index: offsets `[base, next)` of a partition and their event time, in microseconds.
 
     A range without events is an idle marker. `size` estimates the bytes of its rows. `needs_read`: some rows are
-    tombstones or cannot be decoded. `lowest`: see `_max_lateness`. `partitions`: the topic's number of partitions
-    when the record was written. `arrived_at`: when the record arrived that set the max event time.
+    tombstones, cannot be decoded, or may be removed by compaction. `lowest`: see `_max_lateness`. `partitions`: the
+    topic's number of partitions when the record was written. `arrived_at`: when the record arrived that set the max
+    event time. `ahead`: the topic's `ahead` then; None in records of older versions.
     """
 
     base_offset: int
@@ -79,6 +82,23 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     max_event_time: int
     partitions: int = 0
     arrived_at: int = UNKNOWN_ARRIVAL
+    ahead: int | None = None
+
+    @classmethod
+    def describe(cls, base_offset: int, batch: LogBatch) -> OffsetRange:
+        """Returns the range of a batch that `EventTimeWalk` has annotated; commit markers may precede its rows."""
+        frame, needs_read = batch.frame, bool(batch.tombstones.any() or batch.bad.any())
+        times = (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time)
+        count, size, ahead = batch.values.num_rows, int(batch.values.nbytes), batch.topic.ahead // _MICROSECOND
+        return cls(base_offset, batch.next_offset, count, size, needs_read, *times, ahead=ahead)
+
+    def holds(self, batch: LogBatch) -> bool:
+        """Returns whether a batch has the rows and the event time of this range.
+
+        An indexer caches a batch before it commits the range. If another one is faster, the range differs.
+        """
+        found = (batch.next_offset, batch.values.num_rows, batch.frame.max_event_time_before)
+        return found == (self.next_offset, self.count, self.max_event_time_before)
 
     @property
     def frame(self) -> Frame:
@@ -160,8 +180,8 @@ class EventTimeIndex:
         with self._lock:
             return self._known[partition].end if partition in self._known else EventTimeEnd()
 
-    def frame_headers(self, partition: int, start: int, end: int) -> Iterator[Frame]:
-        """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers."""
+    def ranges(self, partition: int, start: int, end: int) -> list[OffsetRange]:
+        """Returns the ranges that hold offsets in `[start, end)`, with idle markers."""
         with self._lock:
             known = self._known.get(partition)
             dropped = known is not None and (not known.ranges or start < known.ranges[0].base_offset)
@@ -175,7 +195,7 @@ class EventTimeIndex:
             elif known.end.next_offset < end:
                 self.refresh()
             found = self._known[partition].since(start)
-        return (each.frame for each in found if each.base_offset < end)
+        return [each for each in found if each.base_offset < end]
 
     def refresh(self) -> None:
         """Read the side topic to its present end.
@@ -286,33 +306,53 @@ class EventTimeWalk:
     Args:
         max_event_time: Highest event time before the first batch, in microseconds: that of the last batch of the
             previous walk.
+        ranges: The index of the offsets that are walked. The first row of a range follows the max event time that
+            the index states for it.
     """
 
-    def __init__(self, max_event_time: int = LOWEST_TIME) -> None:
+    def __init__(self, max_event_time: int = LOWEST_TIME, ranges: Sequence[OffsetRange] = ()) -> None:
         self.max_event_time = max_event_time
+        self._ahead: int | None = None
+        self._following = deque(each for each in ranges if each.count)  # ranges that begin after the last row
 
     def annotate(self, batch: LogBatch) -> LogBatch:
         """Returns the batch with its max event times, so that `late` works as in the embedded log.
 
         Rows that cannot be decoded do not advance the event time.
         """
-        before = self.max_event_time
         if not batch.values.num_rows:
-            return replace(batch, frame=replace(batch.frame, max_event_time_before=before, max_event_time=before))
+            now = self.max_event_time
+            return replace(batch, frame=replace(batch.frame, max_event_time_before=now, max_event_time=now))
         times = event_times(batch)
         if batch.topic.external_time:
             times = np.full_like(times, LOWEST_TIME)
-        maxima = max_event_times(times, batch.arrival_times, before, batch.topic.ahead // _MICROSECOND)
-        self.max_event_time = int(maxima[-1])
+        maxima = np.empty_like(times)  # before each row
+        for rows in self._split_at_ranges(batch.offsets):
+            ahead = batch.topic.ahead // _MICROSECOND if self._ahead is None else self._ahead
+            found = max_event_times(times[rows], batch.arrival_times[rows], self.max_event_time, ahead)
+            maxima[rows], self.max_event_time = found[:-1], int(found[-1])
         frame = replace(
             batch.frame,
-            lowest=self.max_event_time - _max_lateness(batch.event_times, maxima[:-1]),
+            lowest=self.max_event_time - _max_lateness(batch.event_times, maxima),
             highest=int(batch.event_times.max()),
-            max_event_time_before=before,
+            max_event_time_before=int(maxima[0]),
             max_event_time=self.max_event_time,
         )
-        column = times_column(maxima[:-1]).view(pa.int64())
+        column = times_column(maxima).view(pa.int64())
         return replace(batch, frame=frame, envelope=batch.envelope | {"_hw.running_max": column})
+
+    def _split_at_ranges(self, offsets: Times) -> Iterator[slice]:
+        """Yields the rows of each range; `max_event_time` is then the one before them."""
+        first = 0
+        while first < len(offsets):
+            while self._following and self._following[0].base_offset <= offsets[first]:
+                entered = self._following.popleft()
+                self.max_event_time, self._ahead = entered.max_event_time_before, entered.ahead
+            last = len(offsets)
+            if self._following:
+                last = int(np.searchsorted(offsets, self._following[0].base_offset))
+            yield slice(first, last)
+            first = last
 
 
 def _max_lateness(occurred: Times, before: Times) -> int:
@@ -331,22 +371,59 @@ def _max_lateness(occurred: Times, before: Times) -> int:
 def walk(
     log: KafkaLog, topic: str, partition: int, start: int, end: int, max_event_time: int = LOWEST_TIME
 ) -> Iterator[LogBatch]:
-    """Yields the batches of offsets `[start, end)` of a partition with their max event times.
+    """Yields the batches of offsets `[start, end)` of a partition with their max event times, without an index.
 
     The next walk continues from the last batch's `frame.max_event_time`.
     """
-    event_time_walk = EventTimeWalk(max_event_time)
-    at = start
-    while at < end:
-        cached = log.get_cached_batch(topic, partition, at)
-        if cached is not None:
-            at, event_time_walk.max_event_time = cached.next_offset, cached.frame.max_event_time
-            yield cached if at <= end else cached.select(cached.offsets < end)
+    unknown = LOWEST_TIME
+    whole = OffsetRange(start, end, end - start, 0, True, unknown, unknown, max_event_time, unknown)
+    return read_ranges(log, topic, partition, [whole], start, end, use_cache=False)
+
+
+def read_ranges(
+    log: KafkaLog,
+    topic: str,
+    partition: int,
+    ranges: Sequence[OffsetRange],
+    start: int,
+    end: int,
+    *,
+    use_cache: bool = True,
+) -> Iterator[LogBatch]:
+    """Yields the events of offsets `[start, end)` of a partition, each with the max event time before it.
+
+    Args:
+        log: The log.
+        topic: The topic.
+        partition: One of its partitions.
+        ranges: The index of these offsets, with idle markers.
+        start: The first offset.
+        end: The offset after the last one.
+        use_cache: Whether decoded ranges may be read from the cache of this machine.
+    """
+    event_time_walk = EventTimeWalk(ranges=ranges)
+    # Not after the start: if retention removed events there, the fetch raises DataGoneError.
+    at = min([start, *(each.base_offset for each in ranges if each.count)])
+    for each in ranges:
+        if not each.count and each.base_offset <= at:  # an idle marker, or commit markers
+            at = max(at, each.next_offset)
             continue
-        found = log.fetch(topic, {partition: at}, max_bytes=_READ_BYTES, envelope=False)
-        if not found:  # only commit markers are left below the end
-            return
-        for batch in found:
-            at = batch.next_offset
-            kept = batch if at <= end else batch.select(batch.offsets < end)
-            yield event_time_walk.annotate(kept)
+        cached = log.get_cached_batch(topic, partition, at) if use_cache and at == each.base_offset else None
+        if cached is not None and each.holds(cached):
+            at = each.next_offset
+            yield _cut(cached, start, end)
+            continue
+        while at < min(each.next_offset, end):
+            found = log.fetch(topic, {partition: at}, max_bytes=_READ_BYTES, envelope=False)
+            if not found:  # only commit markers are left below the end
+                return
+            for batch in found:
+                at = batch.next_offset
+                yield _cut(event_time_walk.annotate(_cut(batch, 0, end)), start, end)
+
+
+def _cut(batch: LogBatch, start: int, end: int) -> LogBatch:
+    """Returns the rows of offsets `[start, end)`."""
+    if start <= batch.frame.base_offset and batch.next_offset <= end:
+        return batch
+    return batch.select((batch.offsets >= start) & (batch.offsets < end))

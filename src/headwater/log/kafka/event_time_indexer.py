@@ -69,6 +69,7 @@ class EventTimeIndexer:
         self._checked_at = self._last_event_at = 0.0
         topic = log.topic(name)
         self._external_time = topic.external_time
+        self._compacted = topic.compact
         log.kafka_topics.create(index, topic.partitions, INDEX_CONFIG)
         self._thread = threading.Thread(target=self._run, name=f"headwater-time-{name}", daemon=True)
         self._thread.start()
@@ -209,15 +210,14 @@ class EventTimeIndexer:
     def _index_batch(self, batch: LogBatch) -> tuple[int, OffsetRange]:
         progress = self._progress[batch.partition]
         annotated = EventTimeWalk(progress.max_event_time).annotate(batch)
-        if self._log.batch_cache is not None:
+        found = OffsetRange.describe(progress.next_offset, annotated)
+        if self._compacted:  # also if compaction is switched off later: some records may be gone by then
+            found = replace(found, needs_read=True)
+        elif self._log.batch_cache is not None:
             self._log.batch_cache.put(progress.next_offset, annotated)
-        needs_read = bool(batch.tombstones.any() or batch.bad.any())
-        frame, rows, size = annotated.frame, batch.values.num_rows, int(batch.values.nbytes)
-        times = (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time)
-        lower = np.flatnonzero(annotated.max_event_times < frame.max_event_time)
+        lower = np.flatnonzero(annotated.max_event_times < annotated.frame.max_event_time)
         # The last row before which max event time was lower is the one that set it.
         arrived_at = int(batch.arrival_times[lower[-1]]) if len(lower) else progress.arrived_at
-        found = OffsetRange(progress.next_offset, batch.next_offset, rows, size, needs_read, *times)
         return batch.partition, replace(found, arrived_at=arrived_at)
 
     def _idle_marker(self, partition: int, time_: int) -> tuple[int, OffsetRange]:
@@ -277,6 +277,7 @@ class EventTimeIndexer:
     def _check_topic(self) -> None:
         self._checked_at = time.monotonic()
         id, number = self._log.kafka_topics.describe(self._name)
+        self._compacted = self._log.kafka_topics.is_compacted(self._name)
         if not self._index.endswith(f".{id}"):
             raise UnknownTopicError(f'topic "{self._name}" was deleted and created again', topic=self._name)
         if self._is_leader and number > len(self._progress):

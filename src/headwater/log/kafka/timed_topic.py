@@ -3,7 +3,7 @@
 `TimedKafkaTopic` combines the event time index (event_time_index.py) with the topic's records. `BatchCache`
 keeps decoded offset ranges as Arrow files, written by the process that runs the `EventTimeIndexer`, so
 pipelines on the same machine decode each record once. A reader that finds no file, on another machine or after
-removal, reads the records from the brokers.
+removal, reads the records from the brokers, with the same result.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from headwater.errors import DataGoneError
 from headwater.log.batch import LogBatch
-from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, index_topic, walk
+from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, index_topic, read_ranges
 from headwater.log.kafka.event_time_indexer import EventTimeIndexer
 from headwater.log.storage.frame import Frame
 from headwater.log.topic import Topic
@@ -110,14 +111,20 @@ class TimedKafkaPartition:
     number: int
     _index: EventTimeIndex
     _indexer: EventTimeIndexer | None
+    _compacted: bool = False
 
     def state(self) -> EventTimeEnd:
         """Returns the offset and max event time up to which the partition is indexed."""
         return self._index.end(self.number)
 
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
-        """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers."""
-        return self._index.frame_headers(self.number, start, end)
+        """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers.
+
+        Those of a compacted topic are marked as `needs_read`: the brokers may have removed some of the records that
+        the index has counted.
+        """
+        for each in self._index.ranges(self.number, start, end):
+            yield replace(each, needs_read=True).frame if self._compacted else each.frame
 
     def append_idle_marker(self, time: int) -> None:
         """Append an idle marker; only in a process that indexes event time."""
@@ -139,6 +146,7 @@ class TimedKafkaTopic:
         self._log = log
         self._name = name
         self.topic_id = log.topic_id(name)
+        self._compacted = log.kafka_topics.is_compacted(name)
         self._checked_at = time.monotonic()
         index = index_topic(name, self.topic_id)
         self._indexer = EventTimeIndexer(log, name, index) if index_time else None
@@ -157,12 +165,17 @@ class TimedKafkaTopic:
             UnknownTopicError: The topic was deleted.
             DataGoneError: The topic was deleted and created again.
         """
+        self._check_topic()
+        self.index.refresh()
+        numbers = range(self.index.partitions)
+        return [TimedKafkaPartition(number, self.index, self._indexer, self._compacted) for number in numbers]
+
+    def _check_topic(self) -> None:
         if time.monotonic() - self._checked_at > _CHECK_INTERVAL:
             if self._log.topic_id(self._name) != self.topic_id:
                 raise DataGoneError(f'topic "{self._name}" was deleted and created again', topic=self._name)
+            self._compacted = self._log.kafka_topics.is_compacted(self._name)
             self._checked_at = time.monotonic()
-        self.index.refresh()
-        return [TimedKafkaPartition(p, self.index, self._indexer) for p in range(self.index.partitions)]
 
     def await_event_time(self) -> None:
         """Wait until the event time of all present events is known; returns at once if another process indexes."""
@@ -170,15 +183,13 @@ class TimedKafkaTopic:
             self._indexer.await_event_time()
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
-        """Yields the events of offsets `[start, end)`, each with the max event time before it."""
-        headers = self.index.frame_headers(partition, start, end)
-        first = next((frame for frame in headers if frame.count), None)  # skips idle markers at the start
-        if first is None:
-            return
-        # Not after the start: if retention removed events there, the fetch raises DataGoneError.
-        at = min(start, first.base_offset)
-        for batch in walk(self._log, self._name, partition, at, end, first.max_event_time_before):
-            yield batch if batch.frame.base_offset >= start else batch.select(batch.offsets >= start)
+        """Yields the events of offsets `[start, end)`, each with the max event time before it.
+
+        Those of a compacted topic are read from the brokers, so that all readers see the records that are left.
+        """
+        self._check_topic()
+        ranges = self.index.ranges(partition, start, end)
+        return read_ranges(self._log, self._name, partition, ranges, start, end, use_cache=not self._compacted)
 
     def close(self) -> None:
         """Stop indexing and close connections."""

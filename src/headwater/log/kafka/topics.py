@@ -20,7 +20,14 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import BadTypeError, FencedError, HeadwaterError, RefusedError, UnreachableError
+from headwater.errors import (
+    BadCredentialsError,
+    BadTypeError,
+    FencedError,
+    HeadwaterError,
+    RefusedError,
+    UnreachableError,
+)
 from headwater.events import Codec
 from headwater.events.schema_export import from_arrow_base64, to_arrow_base64
 from headwater.log.event_log import PartitionRange
@@ -163,6 +170,16 @@ class KafkaTopics:
             return {"replication.factor": broker["default.replication.factor"]}
         replicas = len(cluster.topics[name].partitions[0].replicas)
         return self._describe_config("TOPIC", name) | {"replication.factor": str(replicas)}
+
+    def is_compacted(self, name: str) -> bool:
+        """Returns whether the brokers compact a topic, whatever its definition says: other tools may have created it.
+
+        If the brokers do not allow the question, it counts as compacted.
+        """
+        try:
+            return "compact" in self._describe_config("TOPIC", name)["cleanup.policy"]
+        except BadCredentialsError:
+            return True
 
     def _describe_config(self, kind: str, name: str) -> dict[str, str]:
         admin = self._kafka.admin
