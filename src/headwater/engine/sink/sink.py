@@ -195,8 +195,8 @@ class Sink:
         skipped = self._store.skips(self._directory.query_id)
         accounting = BatchAccounting(self._built, planned, skipped, self._context.log)
         accounting.reconcile(observed)
-        if self._built.stateful_in_spark:
-            accounting.check_dropped_rows(observed.dropped_rows())
+        if self._built.spark_steps:
+            accounting.check_dropped_rows(observed.dropped_rows(self._built.spark_steps))
         # The checkpoint must be durable before the ledger names the batch: after a power failure a committed batch
         # without its planned offsets could not be identified.
         self._directory.checkpoint.sync()
