@@ -79,6 +79,29 @@ def test_other_edits_need_a_rebuild_which_only_a_view_can_have(edited: dict[str,
     assert check(manifest(**edited), stateful=stateful, kind=STREAM).verdict == "refused"
 
 
+def test_another_lateness_needs_a_rebuild():
+    found = check_compatibility(
+        manifest(lateness__orders="10 seconds"), manifest(lateness__orders="1 minute"), stateful=True, kind=VIEW
+    )
+    assert (found.verdict, found.notes) == ("rebuild", ("lateness of orders was 10 seconds, is 1 minute",))
+
+
+def test_a_manifest_of_before_that_has_no_lateness_continues():
+    assert check(manifest(lateness__orders="1 minute"), stateful=True) == Compatibility("kept")
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"stateful": ("aggregate",)}, {"lateness.orders": "5 seconds"}),
+        ({"stateful": ("aggregate",), "drop_late": False}, {}),  # an aggregate over all time has no late events
+        ({}, {}),
+    ],
+)
+def test_lateness_is_a_fact_of_pipelines_that_wait_for_event_time(options: dict[str, Any], facts: dict[str, str]):
+    assert built(pipeline(), orders(), **options).lateness_facts == facts
+
+
 def test_the_notes_name_what_was_and_what_is():
     found = check(manifest(code="2", state="Aggregate", schema="n bigint"), stateful=True)
     assert found.notes == ("changed: code", "columns was n int, is n bigint", "state was none, is Aggregate")

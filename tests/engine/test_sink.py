@@ -56,7 +56,8 @@ class Observed:
         self.count = count
         self.dropped = dropped
 
-    def dropped_rows(self) -> int:
+    def dropped_rows(self, steps: int) -> int:
+        assert steps == 1
         return self.dropped
 
     def __call__(self, name: str) -> int:

@@ -15,28 +15,32 @@ from headwater.log import EventLog
 from tests.log.given import SECOND, declared, events, row_of, rows_of, tombstone
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-LATENESS, AHEAD = 10, 60
+LATENESS = 10
 
 
 def at(second: int | None) -> datetime | None:
     return None if second is None else START + timedelta(seconds=second)
 
 
-def walk(arrivals: list[tuple[int, list[int | None]]]) -> tuple[list[bool], list[int | None]]:
+def walk(arrivals: list[tuple[int, list[int | None], int]]) -> tuple[list[bool], list[int | None]]:
     """Lateness and event time of every row by definition: one row after the other, as a reader would."""
     late, before, highest = [], [], None
-    for arrival, times in arrivals:
+    for arrival, times, ahead in arrivals:
         for given_time in times:
             time = arrival if given_time is None else given_time
             late.append(highest is not None and time < highest - LATENESS)
             before.append(highest)
-            if time <= arrival + AHEAD:
+            if time <= arrival + ahead:
                 highest = time if highest is None else max(highest, time)
     return late, before
 
 
 ARRIVALS = st.lists(
-    st.tuples(st.integers(0, 40), st.lists(st.none() | st.integers(-100, 400), min_size=1, max_size=6)),
+    st.tuples(
+        st.integers(0, 40),
+        st.lists(st.none() | st.integers(-100, 400), min_size=1, max_size=6),
+        st.sampled_from([0, 60, 60, 200]),  # `ahead`, which an app may change at any time
+    ),
     min_size=1,
     max_size=6,
 )
@@ -47,12 +51,12 @@ ARRIVALS = st.lists(
 def test_lateness_agrees_with_a_walk_over_all_rows(tmp_path_factory, arrivals, start):
     clock = ManualClock(START)
     log = EventLog(tmp_path_factory.mktemp("walk"), clock=clock)
-    options = {"time": "at", "lateness": f"{LATENESS}s", "ahead": f"{AHEAD}s", "durability": "fast"}
-    topic = log.create(declared(**options))
+    options = {"time": "at", "lateness": f"{LATENESS}s", "durability": "fast"}
     moments = []
-    for pause, times in arrivals:
+    for pause, times, ahead in arrivals:
+        topic = log.create(declared(**options, ahead=f"{ahead}s"))
         clock.advance(timedelta(seconds=pause))
-        moments.append((int(clock.monotonic()), times))
+        moments.append((int(clock.monotonic()), times, ahead))
         log.append("orders", rows_of(topic, [{"id": "a", "at": at(time)} for time in times]))
     late, before = walk(moments)
     start = min(start, len(late))

@@ -26,6 +26,8 @@ __all__ = ["Compatibility", "Rebuild", "ViewVersions", "check_compatibility", "c
 logger = logging.getLogger("headwater.engine")
 _IN_PLACE: Final = re.compile(r"code|sql|uses\..*")
 """Facts that may change in place if no step keeps state: rows that exist do not depend on them."""
+_LATENESS: Final = re.compile(r"lateness\.(.*)")
+"""Facts that manifests of older versions lack; compared only if both manifests have them."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,19 @@ def check_compatibility(
     if before is None:
         return Compatibility("new")
     changed = [name for name in sorted(before.facts.keys() | now.facts.keys())
-               if before.facts.get(name) != now.facts.get(name)]  # fmt: skip
+               if before.facts.get(name) != now.facts.get(name) and not _LATENESS.fullmatch(name)]  # fmt: skip
+    lateness = [
+        (f"lateness of {match[1]}", before.facts[name], now.facts[name])
+        for name in sorted(before.facts.keys() & now.facts.keys())
+        if (match := _LATENESS.fullmatch(name))
+    ]
     shape = [
         f"{what} was {old or 'none'}, is {new or 'none'}"
         for what, old, new in (
             ("columns", before.schema, now.schema),
             ("output", before.mode, now.mode),
             ("state", before.state, now.state),
+            *lateness,
         )
         if old != new
     ]

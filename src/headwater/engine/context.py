@@ -191,7 +191,8 @@ class QueryManifest(msgspec.Struct, frozen=True):
     """The definition that a query was started with, for comparison with the app's current definition.
 
     Attributes:
-        facts: The facts of the pipeline (see `Pipeline.facts`), and the topic of each input.
+        facts: The facts of the pipeline (see `Pipeline.facts`), the topic of each input, and its lateness if the rows
+            depend on it.
         state: The description of its state.
         schema: Its columns as DDL.
         mode: Its output mode.

@@ -188,7 +188,9 @@ class Query:
     def manifest(self) -> QueryManifest:
         """Returns the manifest of this query."""
         return QueryManifest(
-            self.pipeline.facts() | {f"topic.{name}": topic for name, topic in self._topics.items()},
+            self.pipeline.facts()
+            | {f"topic.{name}": topic for name, topic in self._topics.items()}
+            | self.built.lateness_facts,
             self.built.state,
             to_ddl(self.built.schema),
             self.built.mode,

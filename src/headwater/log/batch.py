@@ -88,10 +88,10 @@ class LogBatch:
         """Max event time of the partition before each row; stored, so the same on every read."""
 
         def compute() -> Times:
-            if self.topic.external_time:
-                return np.full(self.values.num_rows, self.frame.max_event_time_before)
-            ahead = self.topic.ahead // _MICROSECOND
-            return max_event_times(self.event_times, self.arrival_times, self.frame.max_event_time_before, ahead)[:-1]
+            # The topic's `ahead` may have changed since. A time above the max event time after the frame did not count
+            # when the frame was written, and every other time did, or was not above the max event time before it.
+            before, after = self.frame.max_event_time_before, self.frame.max_event_time
+            return max_event_times(self.event_times, after, before, ahead=0)[:-1]
 
         return self._column("_hw.running_max", compute)
 

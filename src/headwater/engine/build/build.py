@@ -34,6 +34,7 @@ from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import apply_with_weights
 from headwater.events import storage_schema
 from headwater.pipelines import CorrectLate, Pipeline, PipelineKind, Table
+from headwater.units import format_duration
 
 __all__ = ["BuiltQuery", "build", "call_function", "new_session"]
 
@@ -91,10 +92,19 @@ class BuiltQuery:
         )
 
     @property
-    def stateful_in_spark(self) -> bool:
-        """Whether a step that Spark runs keeps state."""
+    def spark_steps(self) -> int:
+        """The highest possible number of steps that keep state in Spark."""
         at_sink = self.sink_stage.descriptions if self.sink_stage is not None else ()
-        return len(self.stateful) > len(at_sink)
+        return len(self.stateful) - len(at_sink)
+
+    @property
+    def lateness_facts(self) -> dict[str, str]:
+        """The lateness of its topics as facts for the manifest, if its rows depend on it."""
+        waits = bool(self.stateful) and self.input_options.drop_late
+        if not waits and self.pipeline.history is None:
+            return {}
+        topics = {input_.name: input_.topic for input_ in self.inputs if input_.row_behaviour is None}
+        return {f"lateness.{name}": format_duration(topic.lateness) for name, topic in topics.items()}
 
     @property
     def emits_versions(self) -> bool:
@@ -185,7 +195,7 @@ def _build_in_spark(
     whole = has_weights or bool(scope.descriptions)
     input_options = replace(
         input_options,
-        drop_late=bool(operators) and mode_error("append") is None,
+        drop_late=plan_analysis.drops_late_rows(operators) or (bool(operators) and mode_error("append") is None),
         alignment_files=_alignment_files(plan, inputs, input_options, has_weights=has_weights),
         ipc_batches=True,
         columns={} if whole else prune_columns(session, pipeline.apply, inputs),

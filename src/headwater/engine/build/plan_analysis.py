@@ -12,7 +12,7 @@ every step above it with the hidden columns appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from pyspark.errors import PySparkException
@@ -30,6 +30,7 @@ __all__ = [
     "append_all",
     "count_reads",
     "deduplications_within_watermark",
+    "drops_late_rows",
     "event_time_column",
     "frame_of",
     "join_delay",
@@ -68,6 +69,18 @@ def plan_of(frame: DataFrame) -> Any:
 def stateful_steps(plan: Any) -> Iterator[str]:
     """Yields descriptions of the steps that keep state, from the last to the first."""
     return (_STATEFUL[step.nodeName()] for step in _steps(plan) if step.nodeName() in _STATEFUL)
+
+
+def drops_late_rows(steps: Iterable[str]) -> bool:
+    """Returns whether Spark itself drops late rows before one of these steps (see `stateful_steps`).
+
+    An aggregate drops them only if it groups by event time; the output mode "append" is then possible.
+
+    Example:
+        >>> drops_late_rows(["aggregate", "deduplicate"]), drops_late_rows(["aggregate"])
+        (True, False)
+    """
+    return not set(steps) <= {"aggregate", "limit"}
 
 
 def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
@@ -209,9 +210,14 @@ class ObservedRows:
         row = self._metric(name)
         return None if row is None else int(row.getLong(0))
 
-    def dropped_rows(self) -> int:
-        """Returns how many rows Spark's stateful steps dropped because their time was not above the watermark."""
-        return _sum_metric(self._execution.executedPlan(), _DROPPED_ROWS)
+    def dropped_rows(self, steps: int) -> int:
+        """Returns how many rows Spark's stateful steps dropped because their time was not above the watermark.
+
+        Args:
+            steps: The highest possible number of these steps. The search ends when they are found, because every call
+                to the JVM costs time in every batch.
+        """
+        return sum(islice(_metric_values(self._execution.executedPlan(), _DROPPED_ROWS), steps))
 
     def rejections(self, names: Sequence[str]) -> tuple[Rejection, ...]:
         """Returns the events that operators in Spark rejected."""
@@ -230,11 +236,13 @@ class ObservedRows:
         )
 
 
-def _sum_metric(step: Any, name: str) -> int:
-    """Returns the sum of a metric over a step of an executed plan and all steps below it."""
+def _metric_values(step: Any, name: str) -> Iterator[int]:
+    """Yields a metric of a step of an executed plan and of all steps below it that have the metric."""
     metric = step.metrics().get(name)
-    own = int(metric.get().value()) if metric.isDefined() else 0
-    return own + sum(_sum_metric(child, name) for child in scala_items(step.children()))
+    if metric.isDefined():
+        yield int(metric.get().value())
+    for child in scala_items(step.children()):
+        yield from _metric_values(child, name)
 
 
 @dataclass(frozen=True)

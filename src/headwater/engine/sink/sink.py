@@ -202,8 +202,8 @@ class Sink:
         retries = self._store.retries(self._directory.query_id) if takes_retries else ()
         accounting = BatchAccounting(self._built, planned, skipped, self._context.log, retries)
         accounting.reconcile(observed)
-        if self._built.stateful_in_spark:
-            accounting.check_dropped_rows(observed.dropped_rows())
+        if self._built.spark_steps:
+            accounting.check_dropped_rows(observed.dropped_rows(self._built.spark_steps))
         self._check_inputs({name: read.start for name, read in planned.items()})
         # The checkpoint must be durable before the ledger names the batch: after a power failure a committed batch
         # without its planned offsets could not be identified.
