@@ -437,9 +437,11 @@ class UnknownViewError(UsageError):
 
 
 class KeyNotUniqueError(UsageError):
-    """A batch has two rows for one key of a view; it was not committed. `data` has the `view` and the `key`.
+    """A view would have two rows for one key; the batch was not committed. `data` has `view`, `key` and `rows`.
 
-    A view has one row per key: group by the key's columns, or choose a key that is unique.
+    A view has one row per key: group by the key's columns, or choose a key that is unique. Both rows may be in the
+    batch. In a view over views, and in one whose operator corrects rows, one of them may be in the view already: if
+    one of the two were deleted later, the other would be lost.
     """
 
     code = "KEY_NOT_UNIQUE"

@@ -16,7 +16,7 @@ from headwater.backends import open_view_reader
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import FAILPOINTS, CrashError, arm, failpoint
 from headwater.engine.sink.publisher import output_topic, publish
-from headwater.engine.sink.sink import Sink, choose_destination, to_view_rows
+from headwater.engine.sink.sink import Sink, ViewRows, choose_destination, to_view_rows
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.errors import (
     EngineFailedError,
@@ -277,17 +277,25 @@ def test_large_results_do_not_pass_through_the_driver(expected: int, given: Any,
 
 def test_plain_rows_stay_as_they_are():
     rows = pa.table({"id": [1]}, ROWS)
-    assert to_view_rows(rows, TABLE, consolidate=True) == (rows, None, None)
+    assert to_view_rows(rows, TABLE, consolidate=True, check_key=True) == ViewRows(rows)
 
 
 def test_weights_become_rows_and_deletes():
     rows = pa.table({"id": pa.array([1, 2, 2, 3], pa.int32()), WEIGHT: [1, 1, -1, -1]})
-    upserts, deletes, changes = to_view_rows(rows, TABLE, consolidate=True)
-    assert (upserts.to_pydict(), deletes.to_pydict(), changes) == ({"id": [1]}, {"id": [3]}, None)
+    view = to_view_rows(rows, TABLE, consolidate=True, check_key=False)
+    assert (view.rows.to_pydict(), view.deletes.to_pydict(), view.changes) == ({"id": [1]}, {"id": [3]}, None)
+    assert view.inserts is None
+
+
+def test_keys_that_get_a_row_and_lose_none_must_be_new():
+    names, weights = ["a", "b", "c", "d", "d"], [1, -1, 1, 1, 1]
+    rows = pa.table({"id": pa.array([1, 1, 2, 3, 3], pa.int32()), "name": names, WEIGHT: weights})
+    view = to_view_rows(rows, TABLE, consolidate=True, check_key=True)
+    assert view.inserts.to_pydict() == {"id": [2, 3]}
 
 
 def test_versions_become_changes_and_the_last_row():
     rows = pa.table({"id": pa.array([1, 1], pa.int32()), WEIGHT: [1, -1], SINCE: [10, 20]})
-    upserts, deletes, changes = to_view_rows(rows, TABLE, consolidate=False)
-    assert (upserts.to_pydict(), deletes.to_pydict()) == ({"id": []}, {"id": [1]})
-    assert changes.column("op").to_pylist() == ["insert", "delete"]
+    view = to_view_rows(rows, TABLE, consolidate=False, check_key=False)
+    assert (view.rows.to_pydict(), view.deletes.to_pydict()) == ({"id": []}, {"id": [1]})
+    assert view.changes.column("op").to_pylist() == ["insert", "delete"]

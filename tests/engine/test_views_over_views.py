@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.errors import BadPipelineError
+from headwater.errors import BadPipelineError, KeyNotUniqueError
 from headwater.testing import run
 
 pytestmark = pytest.mark.spark
@@ -84,6 +84,49 @@ def test_a_correction_changes_the_row_and_the_next_view():
         assert [row["revenue"] for row in world.rows("revenue")] == [13]
         assert [row["revenue"] for row in world.rows("rich")] == [13]
         assert world.counts("revenue").late == 0
+
+
+BY_SUM = {
+    "other rows": lambda spent: spent.select("spent", "customer"),
+    "equal rows": lambda spent: spent.select("spent"),
+}
+
+
+def sums(by_sum) -> hw.App:
+    app = hw.App("sums")
+    app.topic("orders", "customer int, amount int", key="customer")
+    app.view("spent", key="customer", sql="select customer, sum(amount) spent from orders group by customer")
+    app.view(key="spent")(by_sum)
+    return app
+
+
+@pytest.mark.parametrize(("columns", "batches"), [("other rows", 2), ("equal rows", 1), ("equal rows", 2)])
+def test_two_rows_of_one_key_stop_the_view_with_both_rows(columns, batches):
+    def by_sum(spent):
+        return BY_SUM[columns](spent)
+
+    with run(sums(by_sum)) as world:
+        world.send("orders", {"customer": 1, "amount": 3})
+        if batches == 2:
+            world.settle()
+        world.send("orders", {"customer": 2, "amount": 3}, {"customer": 3, "amount": 5})
+        with pytest.raises(KeyNotUniqueError) as failed:
+            world.settle()
+    assert failed.value.data["key"] == {"spent": 3}
+    customers = [row.get("customer") for row in failed.value.data["rows"]]
+    assert customers == ([1, 2] if columns == "other rows" else [None, None])
+
+
+def test_a_key_may_pass_from_one_row_to_another():
+    def by_sum(spent):
+        return spent.select("spent", "customer")
+
+    with run(sums(by_sum)) as world:
+        world.send("orders", {"customer": 1, "amount": 3})
+        world.settle()
+        world.send("orders", {"customer": 1, "amount": 2}, {"customer": 2, "amount": 3})
+        world.settle()
+        assert world.rows("by_sum") == [{"spent": 3, "customer": 2}, {"spent": 5, "customer": 1}]
 
 
 def test_state_over_rows_that_change_for_ever_is_refused():

@@ -167,8 +167,34 @@ class StoreContract(StateContract):
         runner = Runner(store)
         with pytest.raises(KeyNotUniqueError) as caught:
             runner.commit([{"k": "a", "n": 1}, {"k": "a", "n": 2}])
-        assert caught.value.data == {"view": "totals", "key": {"k": "a"}}
+        rows = [{"k": "a", "n": 1}, {"k": "a", "n": 2}]
+        assert caught.value.data == {"view": "totals", "key": {"k": "a"}, "rows": rows}
         assert store.last_entry(runner.query) is None
+
+    def test_a_second_row_of_a_key_that_must_be_new_is_refused(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}, {"k": "b", "n": 1}], inserts=pa.table({"k": ["a", "b"]}))
+        with pytest.raises(KeyNotUniqueError) as caught:
+            runner.commit([{"k": "a", "n": 2}, {"k": "b", "n": 2}], inserts=pa.table({"k": ["b"]}))
+        rows = [{"k": "b", "n": 1}, {"k": "b", "n": 2}]
+        assert caught.value.data == {"view": "totals", "key": {"k": "b"}, "rows": rows}
+        assert [row["n"] for row in self.rows_of(store, "totals")] == [1, 1]
+
+    def test_an_equal_row_of_such_a_key_is_one_row_only_where_rows_are_merged(self, store):
+        runner = Runner(store)
+        again = {"rows": [{"k": None, "n": 1}], "inserts": pa.table({"k": pa.array([None], pa.string())})}
+        runner.commit(**again)
+        runner.commit(**again)
+        with pytest.raises(KeyNotUniqueError) as caught:
+            runner.commit(**again, merge_equal=False)
+        assert caught.value.data["rows"] == [{"k": None, "n": 1}] * 2
+
+    def test_a_key_is_new_again_after_its_row_was_deleted(self, store):
+        runner = Runner(store)
+        for number in (1, 2):
+            runner.commit([{"k": "a", "n": number}], inserts=pa.table({"k": ["a"]}), merge_equal=False)
+            runner.commit([], deletes=pa.table({"k": ["a"]}))
+        assert self.rows_of(store, "totals") == []
 
     def test_two_rows_with_a_null_key_are_refused(self, store):
         with pytest.raises(KeyNotUniqueError):

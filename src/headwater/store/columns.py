@@ -222,15 +222,17 @@ def rows_and_deletes(commit: Commit, table: ViewTable) -> tuple[pa.Table, pa.Tab
     return cast_rows(table, commit.rows, table.schema), cast_rows(table, deletes, key_schema)
 
 
-def not_unique_error(table: ViewTable, key: dict[str, Any]) -> KeyNotUniqueError:
-    """Returns the error for a key that occurs twice in a batch, given by its stored columns."""
-    text = ", ".join(f"{name} = {preview(value)}" for name, value in key.items())
+def not_unique_error(table: ViewTable, key: dict[str, Any], rows: pa.Table | None = None) -> KeyNotUniqueError:
+    """Returns the error for a key of two rows, given by its stored columns, with the rows if they are known."""
+    named = [] if rows is None else rows.to_pylist()
+    text, *shown = (", ".join(f"{name} = {preview(value)}" for name, value in each.items()) for each in (key, *named))
     return KeyNotUniqueError(
         f'view "{table.name}" got two rows for one key: {text}',
-        detail=f"key: {', '.join(table.key)}",
+        detail="\n".join([f"key: {', '.join(table.key)}", *(f"row: {row}" for row in shown)]),
         fix="group by the key, or name a key that tells the rows apart",
         view=table.name,
         key=key,
+        rows=[to_json_value(row) for row in named],
     )
 
 

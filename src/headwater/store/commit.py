@@ -167,6 +167,9 @@ class Commit:
         finals: Whether the changes also tell which rows became final: the watermark has passed the end of their window
             with this batch.
         deletes: The keys of rows to delete, as columns with the names of the key.
+        inserts: For a view of Z-set rows, the keys that get a row in this batch and lose none. The commit fails if the
+            view has another row of such a key, because the two rows could not be told apart.
+        merge_equal: Whether such a row may equal the new one: an event that was sent twice gives two equal rows.
         staged: Rows of a view that workers have staged, in place of `rows`; for stores with a stager.
         distinct: Whether equal rows among the staged ones count as one.
         states: The changes of operator state at the sink.
@@ -188,6 +191,8 @@ class Commit:
     quarantined: tuple[SideOutput, ...] = ()
     finals: bool = False
     deletes: pa.Table | None = None
+    inserts: pa.Table | None = None
+    merge_equal: bool = True
     staged: tuple[StagedPart, ...] = ()
     distinct: bool = False
     states: tuple[StateWrite, ...] = ()

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnknownViewError
-from headwater.store.changelog import pack, unpack
-from headwater.store.commit import Commit, OutboxEntry, SideOutput
+from headwater.store.changelog import ChangeSet, pack, unpack
+from headwater.store.columns import not_unique_error, to_arrays
+from headwater.store.commit import Commit, OutboxEntry, SideOutput, ViewTable
 from headwater.store.dialect import Dialect, Session, ViewWriter
 from headwater.store.ledger import LedgerEntry, find_entry, write_ends, write_entry
 from headwater.store.state_table import write_state_sizes, write_states
@@ -106,6 +107,7 @@ def commit_batch(session: Session, dialect: Dialect[Any], commit: Commit, writer
         FencedError: A newer runner has opened an epoch of the query.
         LedgerMismatchError: The batch is in the ledger with other offsets, or is missing there below the newest batch.
         UnknownViewError: The view's table was never created.
+        KeyNotUniqueError: The view has another row of a key that `commit.inserts` names.
     """
     entry = commit.entry
     # The epoch comes first: a fenced runner must not even learn that its batch is known. The ledger comes before any
@@ -147,9 +149,31 @@ def _write_rows(
         raise UnknownViewError(what, fix="create it first", view=table.name, version=table.version)
     final = commit.finals and table.window is not None and watermark is not None
     changes = writer.apply(session, (before, watermark) if final and watermark is not None else None)
+    _require_new_keys(table, commit, changes)
     if commit.changes is not None or not changes:
         return changes.rows, commit.changes
     return changes.rows, changes.to_table(table, commit.entry.committed_at)
+
+
+def _require_new_keys(table: ViewTable, commit: Commit, changes: ChangeSet) -> None:
+    """Refuse a second row of a key: the first to be deleted would delete the key, and with it the other row."""
+    # All other rows of the commit replace a row, so the numbers are equal unless a key had a row.
+    if commit.inserts is None or changes.inserted.num_rows >= commit.inserts.num_rows:
+        return
+    new = set(_row_keys(table, changes.inserted))
+    replaced = {key: number for number, key in enumerate(_row_keys(table, changes.after))}
+    for number, key in enumerate(_row_keys(table, commit.inserts)):
+        if key in new or (key not in replaced and commit.merge_equal):
+            continue
+        at = replaced.get(key)
+        same = commit.rows.take([_row_keys(table, commit.rows).index(key)] * 2)
+        rows = same if at is None else pa.concat_tables([changes.before.slice(at, 1), changes.after.slice(at, 1)])
+        raise not_unique_error(table, commit.inserts.slice(number, 1).to_pylist()[0], rows)
+
+
+def _row_keys(table: ViewTable, rows: pa.Table) -> list[tuple[Any, ...]]:
+    keys = [array.to_pylist() for column, array in to_arrays(table, rows) if column.view_column in table.key]
+    return list(zip(*keys, strict=True))
 
 
 def open_epoch(session: Session, query: str) -> int:

@@ -60,6 +60,8 @@ class BuiltQuery:
         spark_operators: Descriptions of the state of Headwater's operators in Spark.
         quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.
         state_metrics: The names of the metrics with which they report the size of their state.
+        checks_key: Whether its rows carry weights and the plan does not prove that the key identifies them; every
+            batch is then checked.
         before_state: Applies the user's code up to the first operator, to any DataFrames; None if there is no such
             code.
     """
@@ -80,6 +82,7 @@ class BuiltQuery:
     spark_operators: tuple[str, ...] = ()
     quarantine_metrics: tuple[str, ...] = ()
     state_metrics: tuple[str, ...] = ()
+    checks_key: bool = False
     before_state: Callable[[Mapping[str, DataFrame]], DataFrame] | None = None
 
     @property
@@ -218,6 +221,7 @@ def _build_in_spark(
         "\n".join((plan_analysis.state_text(plan), *scope.state_forms)), has_weights,
         plan_analysis.join_delay(first), spark_operators=tuple(scope.descriptions),
         quarantine_metrics=tuple(scope.quarantine_metrics), state_metrics=tuple(scope.state_metrics),
+        checks_key=has_weights and not _is_key_proved(first, pipeline, inputs),
         before_state=before_state if scope.descriptions else pipeline.apply,
     )  # fmt: skip
 
@@ -285,6 +289,7 @@ def _build_with_sink_stage(
         WEIGHT in sink_stage.operator.schema.names, sink_stage=sink_stage,
         spark_operators=tuple(scope.descriptions[:-1]),
         quarantine_metrics=tuple(scope.quarantine_metrics), state_metrics=tuple(scope.state_metrics),
+        checks_key=WEIGHT in sink_stage.operator.schema.names,
         before_state=lambda frames: split(frames)[0].frame(),
     )  # fmt: skip
 
@@ -365,6 +370,12 @@ def _build_weighted_frame(
     return apply_with_weights(
         lambda frames: call_function(pipeline, frames), new, {view.name: old[view.name] for view in views}
     )
+
+
+def _is_key_proved(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...]) -> bool:
+    """Returns whether the key of a view over a view contains the key of that view, row by row."""
+    sources = plan_analysis.source_columns(frame, pipeline.key)
+    return len(inputs) == 1 and bool(inputs[0].view_key) and set(inputs[0].view_key) <= set(sources)
 
 
 def _refuse_unsafe(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...]) -> None:

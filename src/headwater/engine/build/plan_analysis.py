@@ -12,7 +12,7 @@ every step above it with the hidden columns appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 from pyspark.errors import PySparkException
@@ -39,6 +39,7 @@ __all__ = [
     "plan_of",
     "restore_position",
     "scala_items",
+    "source_columns",
     "split_partition",
     "state_text",
     "stateful_steps",
@@ -106,6 +107,23 @@ def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
 def join_delay(frame: DataFrame) -> int:
     """Returns how much older than the watermark result rows may be because of joins, in microseconds."""
     return sum(wait for _, wait in join_wait_times(frame) if wait) * 1_000
+
+
+_ONE_TO_ONE: Final = ("Project", "Filter", "SubqueryAlias", "View", "EventTimeWatermark", "CollectMetrics")
+"""Steps each of whose rows comes from one row of the only step below; no two come from the same."""
+
+
+def source_columns(frame: DataFrame, columns: Sequence[str]) -> list[str]:
+    """Returns the source columns that some columns of a plan copy; none if a row is not exactly one source row."""
+    plan = plan_of(frame)
+    wanted = {column.exprId().id() for column in scala_items(plan.output()) if column.name() in columns}
+    while (below := scala_items(plan.children())) and plan.nodeName() in _ONE_TO_ONE:
+        if plan.nodeName() == "Project":
+            items = [item for item in scala_items(plan.projectList()) if item.exprId().id() in wanted]
+            copied = [item.child() if item.nodeName() == "Alias" else item for item in items]
+            wanted = {item.exprId().id() for item in copied if item.nodeName() == "AttributeReference"}
+        plan = below[0]
+    return [] if below else [column.name() for column in scala_items(plan.output()) if column.exprId().id() in wanted]
 
 
 def deduplications_within_watermark(plan: Any) -> Iterator[tuple[str, ...]]:

@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -35,7 +35,14 @@ from headwater.engine.sink.accounting import BatchAccounting, ObservedRows, Reje
 from headwater.engine.sink.checkpoint import PlannedInput, read_planned_batch
 from headwater.engine.sink.files import ParquetFolder, Staging, stage_in_store
 from headwater.engine.sink.publisher import publish
-from headwater.engine.sink.stateful_stage import StageResult, StatefulStage, last_by_key, to_changes, to_upserts
+from headwater.engine.sink.stateful_stage import (
+    StageResult,
+    StatefulStage,
+    inserted_keys,
+    last_by_key,
+    to_changes,
+    to_upserts,
+)
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import distinct_rows, sum_weights
 from headwater.errors import HeadwaterError, KeyNotUniqueError
@@ -45,7 +52,7 @@ from headwater.log.protocol import Log
 from headwater.pipelines import DropLate
 from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
 
-__all__ = ["OffsetReport", "Sink", "choose_destination", "to_view_rows"]
+__all__ = ["OffsetReport", "Sink", "ViewRows", "choose_destination", "to_view_rows"]
 
 logger = logging.getLogger("headwater.engine")
 _REPORT_INTERVAL: Final = 2.0  # seconds
@@ -116,23 +123,33 @@ def choose_destination(
     return "files" if folder else "driver"
 
 
-def to_view_rows(
-    rows: pa.Table, table: ViewTable | None, *, consolidate: bool
-) -> tuple[pa.Table, pa.Table | None, pa.Table | None]:
-    """Returns the rows to upsert, the keys to delete, and the changes to publish; None where the store derives them.
+@dataclass(frozen=True)
+class ViewRows:
+    """The rows of a batch as the store takes them; the fields are those of `Commit`."""
+
+    rows: pa.Table
+    deletes: pa.Table | None = None
+    changes: pa.Table | None = None
+    inserts: pa.Table | None = None
+
+
+def to_view_rows(rows: pa.Table, table: ViewTable | None, *, consolidate: bool, check_key: bool) -> ViewRows:
+    """Returns the rows to upsert, the keys to delete, the changes to publish, and the keys that must be new.
 
     Args:
         rows: The result of a batch: plain rows, Z-set rows, or Z-set rows with the time from which each is valid.
         table: The view's table; None for a stream, whose rows are always plain.
         consolidate: Whether weights of equal rows must be summed first.
+        check_key: Whether the plan does not prove that the key is unique.
     """
     if table is None or WEIGHT not in rows.column_names:
-        return rows, None, None
+        return ViewRows(rows)
     changes = None
     if SINCE in rows.column_names:
         changes = to_changes(rows, table)
         rows = last_by_key(rows, table.key).drop_columns([SINCE])
-    return *to_upserts(sum_weights(rows) if consolidate else rows, table.key), changes
+    rows = sum_weights(rows) if consolidate else rows
+    return ViewRows(*to_upserts(rows, table.key), changes, inserted_keys(rows, table.key) if check_key else None)
 
 
 class Sink:
@@ -274,7 +291,7 @@ class Sink:
         try:
             return self._store.commit(commit)
         except KeyNotUniqueError:  # equal rows of one key, from an event that was sent twice, count as one row
-            rows = distinct_rows(commit.rows)
+            rows = distinct_rows(commit.rows) if commit.merge_equal else commit.rows
             if rows.num_rows == commit.rows.num_rows and not commit.staged:
                 raise
             return self._store.commit(replace(commit, rows=rows, distinct=True))
@@ -287,7 +304,12 @@ class Sink:
         rejections: Sequence[Rejection],
         began: tuple[float, float],
     ) -> Commit:
-        upserts, deletes, changes = to_view_rows(result.rows, self._table, consolidate=self._stateful_stage is None)
+        view = to_view_rows(
+            result.rows,
+            self._table,
+            consolidate=self._stateful_stage is None,
+            check_key=self._built.checks_key,
+        )
         entry = LedgerEntry(
             self._directory.query_id,
             batch,
@@ -301,12 +323,15 @@ class Sink:
         return Commit(
             entry,
             self._table,
-            upserts.cast(self._built.schema) if self._files is None else upserts.slice(0, 0),
+            view.rows.cast(self._built.schema) if self._files is None else view.rows.slice(0, 0),
             late=() if isinstance(self._built.pipeline.late, DropLate) else accounting.late,
             quarantined=accounting.events_to_quarantine(rejections),
             retried=accounting.retried,
             finals=self._built.marks_final_rows,
-            deletes=deletes,
+            deletes=view.deletes,
+            inserts=view.inserts,
+            # Two equal rows of views are two rows; only an event can be sent twice.
+            merge_equal=any(input_.row_behaviour is None for input_ in self._built.inputs),
             states=result.states,
-            changes=changes,
+            changes=view.changes,
         )

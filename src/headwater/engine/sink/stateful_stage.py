@@ -1,7 +1,8 @@
 """The stateful stage of the sink: an operator whose state is in the store and commits with its result rows.
 
-`to_upserts` converts Z-set rows to rows and deletes. If each row has the time from which it is valid, `to_changes`
-converts all versions to published changes, and `last_by_key` keeps the last one.
+`to_upserts` converts Z-set rows to rows and deletes, and `inserted_keys` finds the keys that must be new. If each row
+has the time from which it is valid, `to_changes` converts all versions to published changes, and `last_by_key` keeps the
+last one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headwater.errors import DamagedError
 from headwater.store import StateStore, StateWrite, ViewTable
 from headwater.store.changelog import change_schema
 
-__all__ = ["STATE_LOST", "StageResult", "StatefulStage", "last_by_key", "to_changes", "to_upserts"]
+__all__ = ["STATE_LOST", "StageResult", "StatefulStage", "inserted_keys", "last_by_key", "to_changes", "to_upserts"]
 
 STATE_LOST: Final = "the state of an operator is gone or damaged"
 """The message of that error. The supervisor recognises it, and rebuilds the view from the log."""
@@ -119,6 +120,22 @@ def to_upserts(rows: pa.Table, key: tuple[str, ...]) -> tuple[pa.Table, pa.Table
     keys_now = set(_row_keys(now, key))
     first = {found: position for position, found in enumerate(_row_keys(gone, key)) if found not in keys_now}
     return now, gone.take(pa.array(list(first.values()), pa.int64()))
+
+
+def inserted_keys(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
+    """Returns the keys that get a row and lose none, each once: if the key is unique, the view has no row of them yet.
+
+    Example:
+        >>> rows = pa.table({"k": [1, 1, 2, 3], "n": [5, 6, 7, 8], WEIGHT: [-1, 1, -1, 1]})
+        >>> inserted_keys(rows, ("k",)).to_pylist()
+        [{'k': 3}]
+    """
+    keys, weights = _row_keys(rows, key), rows.column(WEIGHT).to_pylist()
+    first = {found: position for position, found in enumerate(keys) if weights[position] > 0}
+    for position, found in enumerate(keys):
+        if weights[position] < 0:
+            first.pop(found, None)
+    return rows.select(list(key)).take(pa.array(list(first.values()), pa.int64()))
 
 
 def to_changes(rows: pa.Table, view: ViewTable) -> pa.Table:

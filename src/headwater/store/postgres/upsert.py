@@ -96,7 +96,7 @@ class PostgresViewWriter:
         self._rows, deletes = rows_and_deletes(commit, table)
         columns, self._deletes = to_csv_columns(table, self._rows), to_csv_columns(table, deletes)
         keys = [columns[number] for number in self._keys]
-        _require_unique(table, keys, self._deletes)
+        _require_unique(table, self._rows, keys, self._deletes)
         self._parts, self._distinct = commit.staged, commit.distinct
         self._count = self._rows.num_rows + sum(part.rows for part in self._parts)
         self._null_keys = [
@@ -248,7 +248,7 @@ def _to_numbered_csv(columns: Sequence[pa.Array]) -> memoryview:
     return to_csv([pa.array(range(len(columns[0])), pa.int64()), *columns])
 
 
-def _require_unique(table: ViewTable, keys: Sequence[pa.Array], deletes: Sequence[pa.Array]) -> None:
+def _require_unique(table: ViewTable, rows: pa.Table, keys: Sequence[pa.Array], deletes: Sequence[pa.Array]) -> None:
     names = [slot.name for slot in storage_columns(table) if slot.view_column in table.key]
     both = pa.Table.from_arrays(
         [pa.concat_arrays([key, other]) for key, other in zip(keys, deletes, strict=True)], names=names
@@ -257,4 +257,5 @@ def _require_unique(table: ViewTable, keys: Sequence[pa.Array], deletes: Sequenc
     if counts.num_rows == both.num_rows:
         return
     twice = counts.filter(pc.greater(counts.column("count_all"), 1)).select(names).slice(0, 1).to_pylist()[0]
-    raise not_unique_error(table, twice)
+    same = [index for index, key in enumerate(both.slice(0, rows.num_rows).to_pylist()) if key == twice]
+    raise not_unique_error(table, twice, rows.take(same[:2]))

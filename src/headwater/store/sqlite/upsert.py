@@ -183,8 +183,9 @@ class SqliteViewWriter:
             return
         seen: set[Any] = set()
         twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        named = (twice,) if single else twice
-        raise not_unique_error(self._table, dict(zip([slot.name for slot in self._key_columns], named, strict=True)))
+        named = dict(zip([slot.name for slot in self._key_columns], (twice,) if single else twice, strict=True))
+        same = [index for index, key in enumerate(keys[: self._rows.num_rows]) if key == twice]
+        raise not_unique_error(self._table, named, self._rows.take(same[:2]))
 
 
 def _pick_rows(columns: Columns, positions: list[int], count: int) -> Columns:
