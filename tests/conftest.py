@@ -35,11 +35,12 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     try:
         # Members may be counted as dead sooner than brokers allow by default, so that tests need not wait. Topics that
         # somebody asks for are made, as brokers do by default: none of our questions may have that effect.
-        # Compaction looks for work each second, not every 15.
+        # Compaction looks for work each second, not every 15; transactions that took too long are aborted as soon.
         settings = {
             "group.min.session.timeout.ms": 100,
             "auto.create.topics.enable": "true",
             "log.cleaner.backoff.ms": 1000,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
         }
         broker = start_kafka(tmp_path_factory.mktemp("kafka"), settings)
     except UnavailableError as missing:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.errors import FencedError, LedgerMismatchError, UnreachableError
+from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnreachableError
 from headwater.log import WriteBatch
-from headwater.log.kafka import KafkaLog
-from headwater.log.write_batch import Origin
+from headwater.log.append_buffer import PendingAppend
+from headwater.log.kafka import KafkaLog, producers
+from headwater.log.kafka.producers import ProducedBatch
+from headwater.log.write_batch import EventEncoder, Origin
 from tests.client.shop import fresh
 from tests.faults.counts import times
 from tests.log.kafka.plain import consume
@@ -68,6 +73,17 @@ def publish(
     made_of = Origin(batch, epoch, span or str(numbers))
     rows = WriteBatch(values, 1, {}, 0, id, batch << 32, origin=made_of)
     return [receipt.duplicate for receipt in log.append(topic, rows)]
+
+
+def pending(log: KafkaLog, topic: str, id: str, sequence: int, value: Any, partition: int = 0, **given: Any) -> Any:
+    """An event of a producer with an id, as a client makes it."""
+    event = EventEncoder(log.topic(topic)).encode_one(value, 0, **given)
+    event.producer, event.partition, event.sequence = id, partition, sequence
+    return event
+
+
+def append(log: KafkaLog, topic: str, id: str, sequence: int, value: Any, headers: dict[str, str]) -> hw.Receipt:
+    return log.append_one(topic, pending(log, topic, id, sequence, value, headers=headers))
 
 
 @pytest.fixture
@@ -171,3 +187,66 @@ def test_each_effect_is_once_however_often_it_is_killed(client: hw.Client, kafka
     assert newest == BATCHES - 1
     assert said.stdout.count("from ") > KILLS // 2
     assert Counter(numbers(kafka, topic)) == Counter(range(BATCHES * ROWS))
+
+
+def test_a_row_that_the_driver_refuses_leaves_its_number_unused(client: hw.Client, kafka: Broker, topic: str):
+    id = fresh("till")
+    with KafkaLog(f"kafka://{kafka.address}?message.max.bytes=4000") as log:
+        small, large = ({"n": 1}, {}), ({"n": 2}, {"note": "x" * 5_000})
+        append(log, topic, id, 0, *small)
+        for _ in range(2):
+            with pytest.raises(TooLargeError):
+                append(log, topic, id, 1, *large)
+            assert log.last_sequences(topic, id) == [0, -1]
+        assert not append(log, topic, id, 1, {"n": 3}, {}).duplicate
+    assert numbers(kafka, topic) == [1, 3]
+
+
+def test_a_row_that_the_brokers_refuse_is_told_to_its_sender_alone(client: hw.Client, kafka: Broker, topic: str):
+    id = fresh("till")
+    with KafkaLog(f"kafka://{kafka.address}") as log:
+        log.kafka_topics.configure(topic, {"max.message.bytes": "4000"})
+        noise = random.Random(1).randbytes(9_000).hex()  # compression does not make it small enough
+        events = [pending(log, topic, id, 0, {"n": 1}), pending(log, topic, id, 1, {"n": 2}, headers={"note": noise})]
+        events += [pending(log, topic, id, 0, {"n": 3}, partition=1)]
+        appends = [PendingAppend(event, 1) for event in events]
+        log._topic_handle(topic).writer._commit(appends)
+        assert [append.error and append.error.code for append in appends] == [None, "TOO_LARGE", None]
+        assert log.last_sequences(topic, id) == [0, 0]
+    assert numbers(kafka, topic) == [1, 3]
+
+
+def test_a_producer_goes_on_after_a_transaction_that_took_too_long(
+    client: hw.Client, kafka: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(producers, "_TRANSACTION_TIMEOUT_MS", 1_000)
+    id = fresh("pipeline")
+    with KafkaLog(f"kafka://{kafka.address}") as log:
+        publish(log, topic, id, [1], batch=0, epoch=1)
+        produced = ProducedBatch.produce
+
+        def stall(batch: ProducedBatch, producer: Any, *rest: Any) -> None:
+            monkeypatch.undo()
+            produced(batch, producer, *rest)
+            producer.flush()
+            opened = log.kafka_topics.end_offsets(topic, [0])[0]
+            while log.kafka_topics.end_offsets(topic, [0])[0] == opened:  # until the brokers abort the transaction
+                time.sleep(0.1)
+
+        monkeypatch.setattr(ProducedBatch, "produce", stall)
+        publish(log, topic, id, [2], batch=1, epoch=1)
+        publish(log, topic, id, [3], batch=2, epoch=1)
+        assert ProducedBatch.produce is produced
+    assert numbers(kafka, topic) == [1, 2, 3]
+
+
+def test_of_two_live_processes_the_one_that_opened_the_id_last_goes_on(
+    client: hw.Client, kafka: Broker, topic: str, runners: tuple[KafkaLog, KafkaLog]
+):
+    (older, newer), id = runners, fresh("pipeline")
+    publish(older, topic, id, [1], batch=0, epoch=1)
+    newer.last_sequences(topic, id)  # it has not written anything yet
+    with pytest.raises(FencedError):
+        publish(older, topic, id, [99], batch=1, epoch=1)
+    publish(newer, topic, id, [2], batch=1, epoch=1)
+    assert numbers(kafka, topic) == [1, 2]

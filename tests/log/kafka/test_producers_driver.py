@@ -86,8 +86,9 @@ class Transactions:
         self.state: dict[str, Any] = {}
         self._driver = driver
 
-    def commit(self, write: Any, state: dict[str, Any]) -> None:
+    def commit(self, write: Any, state: dict[str, Any], check: Any) -> None:
         write(self._driver)
+        check()
         self.state = state
 
 

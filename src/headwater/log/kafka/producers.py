@@ -4,7 +4,7 @@
 events and its last sequence numbers commit in one transaction, so no number is used twice.
 `TransactionalProducer` owns one transactional id: its writes and the record of its progress become visible
 together or not at all. The record is in a compacted side topic, with the id as its key. The next process that
-opens the id aborts the unfinished transaction, fences the previous owner, and reads the record.
+opens the id aborts the unfinished transaction, fences the previous owner, reads the record and claims it.
 `RecordGroup` is a batch on its way through them; `ProducedBatch` collects the delivery reports of several.
 """
 
@@ -14,6 +14,7 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -48,6 +49,9 @@ OffsetArray = npt.NDArray[np.int64]
 COMMITS_TOPIC: Final = "__headwater.commits"
 _COMMITS_PARTITIONS: Final = 8
 _TRANSACTION_TIMEOUT_MS: Final = 30_000  # then the brokers abort the open transaction of a dead process
+_OWNER: Final = "owner"  # in the record of an id, beside its state: who opened the id last
+_CLAIM_TIMEOUT: Final = 1.0  # seconds from opening an id to its claim
+_CLAIM_ATTEMPTS: Final = 3
 _QUEUE_FULL_PAUSE: Final = 0.005  # seconds between attempts while the driver's queue is full
 _MAX_OPEN: Final = 64  # named producers of a process; each has connections and threads of its own
 _MAX_KNOWN_OFFSETS: Final = 20_000  # sequence numbers whose offsets are known, for receipts of repeats
@@ -99,7 +103,7 @@ class ProducedBatch:
             except kafka.KafkaException as error:
                 fault = error.args[0]
                 if fault.code() != kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
-                    self._errors[partition] = fault
+                    self._errors.setdefault(partition, fault)
                     self._accepted -= 1
                     return
                 self._brokers.retry(lambda seconds: producer.list_topics(topic, timeout=seconds))
@@ -108,7 +112,7 @@ class ProducedBatch:
         if error is None:
             self._offsets.setdefault(message.partition(), []).append(message.offset())
         else:
-            self._errors[message.partition()] = error
+            self._errors.setdefault(message.partition(), error)  # the first is the cause of those after it
         self._reported += 1
         if self._reported >= self._accepted:
             self._caught_up.set()
@@ -124,6 +128,12 @@ class ProducedBatch:
     def last_offsets(self) -> dict[int, int]:
         """The highest offset in each partition."""
         return {partition: max(offsets) for partition, offsets in self._offsets.items()}
+
+    def check(self) -> None:
+        """Raise the error of a row that was refused, if there is one."""
+        errors = [self._delivery_error(fault) for fault in self._errors.values()]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, UnreachableError))  # what a retry does not resolve
 
     def outcomes(self) -> list[OffsetArray | HeadwaterError]:
         """Returns for each call of `produce` the offsets of its rows, or the error of one of its partitions."""
@@ -212,6 +222,8 @@ class TransactionalProducer:
         self._partition = partition_of(id.encode(), _COMMITS_PARTITIONS)
         self._producer: Any = None
         self._state: dict[str, Any] = {}
+        self._owner = uuid.uuid4().hex
+        self._known_owner: str | None = None  # who has opened the id last, as far as known; None before it is opened
         self._fenced: FencedError | None = None
 
     @property
@@ -222,11 +234,19 @@ class TransactionalProducer:
                 self._open()
             return self._state
 
-    def commit(self, write: Callable[[Any], None], state: dict[str, Any]) -> None:
+    def commit(
+        self, write: Callable[[Any], None], state: dict[str, Any], check: Callable[[], None] = lambda: None
+    ) -> None:
         """Call `write` with the driver's producer and store `state`, in one transaction.
 
-        If the outcome of a commit is unknown, the id is opened again, which completes or aborts the transaction;
-        an aborted one is written again. `write` may therefore be called twice; readers see the rows of one call.
+        If the outcome of a commit is unknown, or the brokers have aborted the transaction because it took too long, the
+        id is opened again, which completes or aborts the transaction; an aborted one is written again. `write` may
+        therefore be called twice; readers see the rows of one call.
+
+        Args:
+            write: Passes rows to the producer.
+            state: The new state of this id.
+            check: Called after every row was delivered or refused; raises if one was refused, which aborts.
 
         Raises:
             FencedError: Another process has opened the id.
@@ -237,40 +257,47 @@ class TransactionalProducer:
             if before == state:
                 return
             try:
-                self._attempt(write, state)
-            except UnreachableError:
+                self._attempt(write, state, check)
+            except HeadwaterError as error:
                 self.close()
+                if not isinstance(error, UnreachableError | FencedError):
+                    raise
+                if isinstance(error, FencedError):  # a process that has just opened the id is about to claim it
+                    time.sleep(_CLAIM_TIMEOUT)
                 now = self.state
-                if now not in (before, state):  # a successor has committed since
+                if now not in (before, state):  # a process of an older version, which does not claim the id
                     raise self._fence("its record is newer than ours") from None
                 if now == before:
-                    self._attempt(write, state)
+                    self._attempt(write, state, check)
 
     def _fence(self, reason: str | None) -> FencedError:
-        self._fenced = FencedError(
-            f"another process writes as {self.id!r} now",
-            detail=f"or a transaction took longer than {_TRANSACTION_TIMEOUT_MS // 1000} s: {reason}",
-            fix="stop one of them",
-            id=self.id,
-        )
+        """Returns the error of an id that another process has taken over; it is raised from now on."""
+        self._fenced = self._fencing_error(reason)
         return self._fenced
 
-    def _attempt(self, write: Callable[[Any], None], state: dict[str, Any]) -> None:
-        if self._fenced is not None:
-            raise self._fenced
+    def _fencing_error(self, reason: str | None) -> FencedError:
+        return FencedError(
+            f"another process writes as {self.id!r} now", detail=reason, fix="stop one of them", id=self.id
+        )
+
+    def _attempt(self, write: Callable[[Any], None], state: dict[str, Any], check: Callable[[], None]) -> None:
         producer = self._producer
         try:
             producer.begin_transaction()
             write(producer)
-            value = msgspec.json.encode(state)
+            value = msgspec.json.encode(state | {_OWNER: self._owner})
             producer.produce(COMMITS_TOPIC, key=self.id.encode(), value=value, partition=self._partition)
             producer.flush(self._brokers.patience)
+            check()
             producer.commit_transaction(self._brokers.patience)
             self._state = state
-        except self._kafka.KafkaException as error:
-            raise self._translate_error(error) from None
-        except SystemError as error:  # the driver wraps an error that a callback raised
-            raise self._translate_error(error.__cause__ or error.__context__ or error) from None
+        except (self._kafka.KafkaException, SystemError) as error:
+            # The driver wraps an error that a callback raised into a SystemError.
+            cause = error.__cause__ or error.__context__ if isinstance(error, SystemError) else error
+            found = self._translate_error(cause or error)
+            if isinstance(found, UnreachableError):
+                check()  # a refused row explains why the transaction cannot be committed
+            raise found from None
         except HeadwaterError:
             with contextlib.suppress(self._kafka.KafkaException):
                 producer.abort_transaction(self._brokers.patience)
@@ -279,7 +306,7 @@ class TransactionalProducer:
     def _translate_error(self, error: Any) -> HeadwaterError:
         found = self._brokers.translate_error(error)
         if isinstance(found, FencedError):
-            return self._fence(found.detail)
+            return self._fencing_error(found.detail)
         if getattr(error.args[0], "txn_requires_abort", bool)():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
@@ -287,17 +314,56 @@ class TransactionalProducer:
         return found if isinstance(found, UnreachableError) else UnreachableError(found.what, detail=found.detail)
 
     def _open(self) -> None:
+        """Open the id, and claim it the first time.
+
+        The claim tells a process that was replaced from one that was too slow for its transaction: the brokers report
+        the same error to both. The first finds another owner in the record, and is fenced. The second finds itself, and
+        goes on.
+        """
         if self._fenced is not None:
             raise self._fenced
         self._topics.create(COMMITS_TOPIC, _COMMITS_PARTITIONS, COMPACTED_CONFIG)
+        for _ in range(_CLAIM_ATTEMPTS):
+            if self._known_owner is not None:
+                self._check_owner(self._read_record())  # before the next step, which would fence a new owner
+            self._producer, self._state = self._take_over()
+            if self._known_owner == self._owner:
+                return
+            try:
+                self._attempt(lambda _: None, self._state, lambda: None)
+                self._known_owner = self._owner
+                return
+            except HeadwaterError as error:
+                self.close()
+                if not isinstance(error, FencedError):
+                    raise
+                # The process that was replaced has opened the id again before our claim; it finds the next one.
+        raise self._fencing_error("several processes open it at the same time")
+
+    def _take_over(self) -> tuple[Any, dict[str, Any]]:
+        """Returns a producer of the driver with this id, and the state of the id."""
         settings = {"transactional.id": self.id, "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS, "linger.ms": 1}
         producer = self._brokers.create_producer(settings | {"delivery.timeout.ms": _TRANSACTION_TIMEOUT_MS})
-        # Fences the previous owner first: no record can be committed under this id after the read below.
-        self._brokers.retry(producer.init_transactions)
+        try:
+            # Fences the previous owner first: no record can be committed under this id after the read below.
+            self._brokers.retry(producer.init_transactions)
+            record = self._read_record()
+            self._check_owner(record)
+        except HeadwaterError:
+            close_quietly(producer)
+            raise
+        return producer, {name: value for name, value in record.items() if name != _OWNER}
+
+    def _check_owner(self, record: dict[str, Any]) -> None:
+        owner = record.get(_OWNER, "")
+        if owner != self._owner and self._known_owner not in (None, owner):
+            raise self._fence("it opened the id after this process")
+        self._known_owner = owner
+
+    def _read_record(self) -> dict[str, Any]:
         with contextlib.closing(PartitionTail(self._topics, COMMITS_TOPIC, self._partition)) as tail:
             mine = [message.value() for message in tail.read() if message.key() == self.id.encode()]
-        self._state = msgspec.json.decode(mine[-1]) if mine and mine[-1] else {}
-        self._producer = producer
+        return msgspec.json.decode(mine[-1], type=dict[str, Any]) if mine and mine[-1] else {}
 
     def close(self) -> None:
         """Close the connection; an open transaction is aborted when the id is opened again."""
@@ -350,6 +416,7 @@ class NamedProducer:
         Raises:
             FencedError: Another process, or a newer runner of the pipeline, writes under this id.
             LedgerMismatchError: A batch is published again, from other input offsets.
+            TooLargeError: A row was refused. Nothing was appended.
         """
         with self._producer.lock:
             state = dict(self._producer.state)
@@ -377,8 +444,11 @@ class NamedProducer:
                 for group, rows, again in zip(groups, fresh, repeats, strict=True):
                     deliveries[-1].produce(producer, self._topic, rows, group.partitions[again:])
 
+            def check() -> None:
+                deliveries[-1].check()
+
             if any(rows.values for rows in fresh):
-                self._producer.commit(write, state | {"sequences": sequences})
+                self._producer.commit(write, state | {"sequences": sequences}, check)
                 self._topics.wait_until_visible(self._topic, deliveries[-1].last_offsets)
             found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(groups)
             return [

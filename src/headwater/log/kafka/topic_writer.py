@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, TooLargeError
 from headwater.events import Codec, Receipt, Receipts, partitions_of
 from headwater.log.append_buffer import COUNTERS, AppendBuffer, PendingAppend
 from headwater.log.kafka.producers import OffsetArray, ProducedBatch, RecordGroup
@@ -112,13 +112,30 @@ class KafkaTopicWriter:
         self._count(appends)
 
     def _append_named(self, id: str, groups: list[RecordGroup]) -> None:
-        """Append the rows of a producer with an id in one transaction."""
+        """Append the rows of a producer with an id in one transaction.
+
+        If a row is refused, the transaction is aborted. Each group is then appended in one of its own, and halved until
+        the refused row is alone, so that its sender gets the error and the others do not.
+        """
         try:
-            found = self._log.named_producers.get(self.definition.name, id).append(groups)
+            self._append_groups(id, groups)
+        except TooLargeError:
+            for group in groups:
+                self._append_apart(id, group)
         except HeadwaterError as error:
             for group in groups:
                 group.complete(error)
-            return
+
+    def _append_apart(self, id: str, group: RecordGroup) -> None:
+        try:
+            write_run(group.run, lambda run: self._append_groups(id, list(self._encode(run))))
+        except HeadwaterError as error:
+            for append, _ in group.run:
+                if append.outcome is None and append.error is None:
+                    append.error = error
+
+    def _append_groups(self, id: str, groups: list[RecordGroup]) -> None:
+        found = self._log.named_producers.get(self.definition.name, id).append(groups)
         for group, (offsets, repeats) in zip(groups, found, strict=True):
             group.complete(offsets, repeats)
 
