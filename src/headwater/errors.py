@@ -621,10 +621,12 @@ class DamagedError(DataError):
 class RowsDroppedError(DataError):
     """Spark dropped rows of a batch as late, although none of them is; nothing of the batch was committed.
 
-    The watermark is below every event that is not late, so this does not happen to events. It can happen to rows of a
-    function under `hw.stateful` that gives them a time before the watermark. It can also happen in the first
-    batch after an update from a version whose watermark was up to a millisecond higher: an event exactly at that
-    watermark is dropped. A rebuild computes the view again with the current watermark.
+    The watermark is below every event that is not late, so this does not happen to events. It can happen to rows that
+    a step returns with a time before the watermark, if a window, a join or `dropDuplicates` follows: `hw.enrich` with
+    `wait`, or a function under `hw.stateful`. Return the result of that step in a stream or view, and read that in
+    another pipeline. It can also happen in the first batch after an update from a version whose watermark was up to a
+    millisecond higher: an event exactly at that watermark is dropped. A rebuild computes the view again with
+    the current watermark.
     """
 
     code = "ROWS_DROPPED"
