@@ -25,6 +25,7 @@ from headwater.errors import (
     FencedError,
     HeadwaterError,
     LedgerMismatchError,
+    SequenceGapError,
     StateChangedError,
     UnreachableError,
 )
@@ -46,6 +47,7 @@ LOST_IN_SPARK = "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_CHECKPOINT] an error"
         (BadPipelineError("wrong"), Reaction.GIVE_UP),
         (DamagedError("a checksum"), Reaction.GIVE_UP),
         (LedgerMismatchError("other offsets"), Reaction.GIVE_UP),
+        (SequenceGapError("a batch is missing"), Reaction.GIVE_UP),
         (StateChangedError("edited"), Reaction.GIVE_UP),
         (BadCredentialsError("who?"), Reaction.GIVE_UP),
         (UnreachableError("no database"), Reaction.WAIT_FOR_SERVER),
