@@ -20,13 +20,14 @@ class FailingAppends:
     Args:
         log: The log that gets the others.
         failing: Whether the append of this number, counted from 0, fails.
+        at_once: Whether the failure is known to the next send; if not, only to a flush.
     """
 
-    def __init__(self, log: Any, failing: Callable[[int], bool]) -> None:
+    def __init__(self, log: Any, failing: Callable[[int], bool], *, at_once: bool = True) -> None:
         self._log = log
         self._failing = failing
+        self._at_once = at_once
         self._appends = -1
-        self.failed = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
@@ -36,10 +37,7 @@ class FailingAppends:
         self._appends += 1
         if not self._failing(self._appends):
             return self._log.begin_append(name, event)
-        self.failed += 1
-        pending = PendingAppend(event, 1, error=errors.DiskFullError("the disk is full"), done=True)
-        pending.notify()
-        return pending
+        return PendingAppend(event, 1, error=errors.DiskFullError("the disk is full"), done=self._at_once)
 
     def await_append(self, name: str, pending: PendingAppend) -> Any:
         """Wait for an event."""

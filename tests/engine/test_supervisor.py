@@ -26,6 +26,7 @@ from headwater.errors import (
     HeadwaterError,
     LedgerMismatchError,
     RowsDroppedError,
+    SequenceGapError,
     StateChangedError,
     UnreachableError,
 )
@@ -48,6 +49,7 @@ LOST_IN_SPARK = "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_CHECKPOINT] an error"
         (DamagedError("a checksum"), Reaction.GIVE_UP),
         (LedgerMismatchError("other offsets"), Reaction.GIVE_UP),
         (RowsDroppedError("a row is gone"), Reaction.GIVE_UP),
+        (SequenceGapError("a batch is missing"), Reaction.GIVE_UP),
         (StateChangedError("edited"), Reaction.GIVE_UP),
         (BadCredentialsError("who?"), Reaction.GIVE_UP),
         (UnreachableError("no database"), Reaction.WAIT_FOR_SERVER),
