@@ -419,42 +419,46 @@ class NamedProducer:
             TooLargeError: A row was refused. Nothing was appended.
         """
         with self._producer.lock:
-            state = dict(self._producer.state)
-            sequences = dict(state.get("sequences", {}))
-            repeats: list[int] = []
-            gaps: list[HeadwaterError | None] = []
-            for group in groups:
-                batch, partition = group.batch, str(group.partitions[0])
-                if batch.origin is not None:
-                    self._check_origin(batch.origin, state.get("origin"))
-                last = sequences.get(partition, -1)
-                gaps.append(find_gap(batch, last))
-                if gaps[-1] is not None:
-                    repeats.append(batch.row_count)  # nothing of it is written
-                    continue
-                if batch.origin is not None:
-                    state["origin"] = asdict(batch.origin)
-                repeats.append(count_duplicates(batch, last))
-                sequences[partition] = max(last, batch.last_sequence)
-            fresh = [group.records.skip(again) for group, again in zip(groups, repeats, strict=True)]
+            state, judged = self._judge(groups)
+            fresh = [group.records.skip(again) for group, (again, _) in zip(groups, judged, strict=True)]
             deliveries: list[ProducedBatch] = []
 
             def write(producer: Any) -> None:
                 deliveries.append(ProducedBatch(self._topics.brokers, producer.poll))
-                for group, rows, again in zip(groups, fresh, repeats, strict=True):
+                for group, rows, (again, _) in zip(groups, fresh, judged, strict=True):
                     deliveries[-1].produce(producer, self._topic, rows, group.partitions[again:])
 
             def check() -> None:
                 deliveries[-1].check()
 
             if any(rows.values for rows in fresh):
-                self._producer.commit(write, state | {"sequences": sequences}, check)
+                self._producer.commit(write, state, check)
                 self._topics.wait_until_visible(self._topic, deliveries[-1].last_offsets)
             found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(groups)
             return [
                 (gap or self._resolve_offsets(group, again, new), again)
-                for group, gap, again, new in zip(groups, gaps, repeats, found, strict=True)
+                for group, (again, gap), new in zip(groups, judged, found, strict=True)
             ]
+
+    def _judge(self, groups: list[RecordGroup]) -> tuple[dict[str, Any], list[tuple[int, HeadwaterError | None]]]:
+        """Returns the state after these groups, and for each group how many rows are repeats, and its gap, if any."""
+        state = dict(self._producer.state)
+        sequences = dict(state.get("sequences", {}))
+        judged: list[tuple[int, HeadwaterError | None]] = []
+        for group in groups:
+            batch, partition = group.batch, str(group.partitions[0])
+            if batch.origin is not None:
+                self._check_origin(batch.origin, state.get("origin"))
+            last = sequences.get(partition, -1)
+            gap = find_gap(batch, last)
+            if gap is not None:
+                judged.append((batch.row_count, gap))  # nothing of it is written
+                continue
+            if batch.origin is not None:
+                state["origin"] = asdict(batch.origin)
+            judged.append((count_duplicates(batch, last), None))
+            sequences[partition] = max(last, batch.last_sequence)
+        return state | {"sequences": sequences}, judged
 
     def _check_origin(self, origin: Origin, last: dict[str, Any] | None) -> None:
         if last is None or origin.batch < last["batch"]:
