@@ -40,6 +40,7 @@ from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import distinct_rows, sum_weights
 from headwater.errors import HeadwaterError, KeyNotUniqueError
 from headwater.log import Topic
+from headwater.log.maintenance.awaited_topics import PIPELINE_GROUP
 from headwater.log.protocol import Log
 from headwater.pipelines import DropLate
 from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
@@ -63,7 +64,7 @@ class OffsetReport:
 
     def __init__(self, log: Log, pipeline: str) -> None:
         self._log = log
-        self._group = f"hw.pipeline.{pipeline}"
+        self._group = f"{PIPELINE_GROUP}{pipeline}"
         # Guards the fields below, and orders writes to the log: an older report never follows a newer one.
         self._lock = threading.Lock()
         self._pending: LedgerEntry | None = None

@@ -12,6 +12,7 @@ from functools import partial
 
 from headwater.errors import HeadwaterError, LockedError
 from headwater.log.event_log import EventLog
+from headwater.log.maintenance.awaited_topics import PIPELINE_GROUP, InputTime, find_awaited_time
 from headwater.log.maintenance.compaction import CompactionResult, compact
 from headwater.log.maintenance.idle_markers import IdleDetector
 from headwater.log.maintenance.retention import RetentionResult, apply_retention
@@ -85,10 +86,26 @@ class Maintenance:
             lateness = definition.lateness // _MICROSECOND
             is_awaited = lambda known: self._max_event_time() > known - lateness  # noqa: E731
             due = self._idle_detector.due_table_markers(definition, ends, is_awaited)
+        elif not any(end.appended_at for end in ends.values()):
+            pipelines = self._log.groups.topics_by_group(PIPELINE_GROUP)
+            time = find_awaited_time(definition.name, pipelines, self._input_time)
+            due = self._idle_detector.due_raises(definition, ends, LOWEST_TIME if time is None else time)
         else:
             due = self._idle_detector.due_markers(definition, ends, partial(self._arrival, topic, ends))
         for number, time in due:
             topic.partitions[number].append_idle_marker(time)
+
+    def _input_time(self, name: str) -> InputTime | None:
+        if name not in self._log.topics():
+            return None
+        topic = self._log.open_topic(name)
+        ends = {partition.number: partition.state() for partition in topic.partitions}
+
+        def is_live() -> bool:
+            newest = max(ends, key=lambda number: ends[number].max_event_time)
+            return topic.definition.is_live(ends[newest].max_event_time, self._arrival(topic, ends, newest))
+
+        return InputTime.of(topic.definition, ends.values(), is_live)
 
     def _arrival(self, topic: OpenTopic, ends: Mapping[int, PartitionState], number: int) -> int:
         """Returns when the record arrived that set the max event time of a partition."""
