@@ -92,6 +92,9 @@ class Log(Protocol):
     def ends(self, name: str) -> list[PartitionRange]:
         """Returns what each partition holds."""
 
+    def count_events(self, name: str, starts: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Returns the number of events in each partition, from an offset on; idle markers are not events."""
+
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from."""
 

@@ -208,6 +208,13 @@ class HttpLog:
         found = self.transport.json("GET", f"{_topic_path(name)}/ends")["partitions"]
         return [PartitionRange(**held) for held in found]
 
+    def count_events(self, name: str, starts: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Returns the number of events in each partition, from an offset on; idle markers are not events."""
+        positions = None if starts is None else ",".join(f"{number}:{start}" for number, start in starts.items())
+        params: dict[str, str | int | float] = {} if positions is None else {"positions": positions}
+        found = self.transport.json("GET", f"{_topic_path(name)}/events/count", params=params)["partitions"]
+        return {int(number): count for number, count in found.items()}
+
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from."""
         params: dict[str, str | int | float] = {"partition": partition, "start": format_start(start)}

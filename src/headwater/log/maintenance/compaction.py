@@ -123,7 +123,9 @@ class _CompactionPass:
         first = self.partition.files.segment(bases[0])
         frame, header = first.header()
         new = Segment(self.partition.disk, self.partition.folder, bases[0])
-        new_header = SegmentHeader(covers_until=until, previous=header.previous, producers=header.producers)
+        new_header = SegmentHeader(
+            covers_until=until, previous=header.previous, producers=header.producers, markers=header.markers
+        )
         length = new.create(new_header, frame.max_event_time_before, temporary=True)
         for data in self._surviving_frames(bases):
             self.partition.disk.write(new.handle, length, data)

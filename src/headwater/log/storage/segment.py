@@ -60,6 +60,7 @@ class SegmentHeader(msgspec.Struct, omit_defaults=True):
     `covers_until` is set by compaction: the segment replaces all offsets below it, and older files with a
     base in that range are leftovers. `previous` describes the segment before this one: its base, its valid
     length (a segment closed after a failed sync may have more bytes), and the arrival of its last batch.
+    `markers` is the number of idle markers in it; None in files of older versions.
     `producers` maps an id to (first and last sequence, base offset, rows, time).
     """
 
@@ -67,6 +68,7 @@ class SegmentHeader(msgspec.Struct, omit_defaults=True):
     covers_until: int = 0
     previous: tuple[int, int, int] | None = None
     producers: dict[str, tuple[int, int, int, int, int]] = {}
+    markers: int | None = None
 
 
 class Segment:

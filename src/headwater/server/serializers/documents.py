@@ -67,6 +67,13 @@ class SchemaDocument(msgspec.Struct):
     arrow: str
 
 
+class EventCountDocument(msgspec.Struct):
+    """The number of events by partition."""
+
+    topic: str
+    partitions: dict[str, int]
+
+
 class CompleteDocument(msgspec.Struct):
     """A topic and the event time up to which it is complete, in microseconds since 1970."""
 
