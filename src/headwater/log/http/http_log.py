@@ -188,7 +188,7 @@ class HttpLog:
 
     def complete(self, name: str) -> int:
         """Advance the event time of a topic to the present and return it, in microseconds since 1970."""
-        return int(self.transport.json("POST", f"{_topic_path(name)}/complete")["event_time"])
+        return int(self.transport.json("PUT", f"{_topic_path(name)}/complete")["event_time"])
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""

@@ -147,7 +147,7 @@ class TopicRoutes(Routes):
         return json_response(documents.OffsetDocument(partition, offset))
 
     @Route(
-        "POST",
+        "PUT",
         f"{_PATH}/complete",
         "Say that the history of a topic is complete",
         body(documents.CompleteDocument),

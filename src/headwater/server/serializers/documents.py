@@ -15,7 +15,9 @@ from headwater.log import GroupState, Membership, PartitionRange, Topic
 __all__ = [
     "AppendDocument",
     "CommitRequest",
+    "CompleteDocument",
     "CountsDocument",
+    "EventCountDocument",
     "FetchRequest",
     "GroupChangeDocument",
     "GroupChangeRequest",
