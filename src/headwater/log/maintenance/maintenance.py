@@ -130,7 +130,7 @@ class Maintenance:
     def apply_retention(self, topic: OpenTopic) -> list[RetentionResult]:
         """Apply the topic's retention to each partition."""
         retention = topic.definition.retention
-        if self._explain_untrusted_time() is not None:
+        if retention.time is not None and self._waits_for_trusted_time():
             retention = replace(retention, time=None)
         if retention.time is None and retention.size is None:
             return []
@@ -167,14 +167,18 @@ class Maintenance:
         return "the machine or this log started less than an hour ago" if clock.unsettled_for else None
 
     def renew_clock(self) -> None:
-        """Renew the anchor of the folder's clock, and log when the reason changes why nothing is removed by age."""
+        """Renew the anchor of the folder's clock."""
         if isinstance(self._log.clock, AnchoredClock):
             with self._log_errors("clock"):
                 self._log.clock.renew()
+
+    def _waits_for_trusted_time(self) -> bool:
+        """Returns whether nothing may be removed by age now; logs the reason when it changes."""
         reason = self._explain_untrusted_time()
         if reason != self._untrusted:
             logger.warning("retention by time %s", "continues" if reason is None else f"waits: {reason}")
         self._untrusted = reason
+        return reason is not None
 
     def start(self) -> None:
         """Start two threads: one checks for idle markers each second, the other does the rest each minute."""

@@ -34,7 +34,7 @@ class EventCounts:
 
     def count(self, start: int, state: PartitionState) -> int:
         """Returns the number of events from an offset to the end."""
-        start = max(start, state.start_offset)
+        start = min(max(start, state.start_offset), state.next_offset)
         bases = [base for base in self._files.bases(fresh=True) if base <= state.segment]
         ranges = [pair for pair in pairwise([*bases, state.next_offset]) if pair[1] > start]
         return state.next_offset - start - sum(self._empty(*pair, start, state) for pair in ranges)
