@@ -45,6 +45,20 @@ class TestKafkaClient(ClientContract):
     def client(self, shared: KafkaLog) -> hw.Client:
         return hw.Client(shared, SystemClock())
 
+    def test_a_topic_is_completed_up_to_the_present(self, client: hw.Client, where: str):
+        """A process that indexes event time writes the marker."""
+        name = fresh()
+        client.create_topic(name, "id int, at timestamp", time="at", partitions=2)
+        client.send(name, {"id": 1, "at": "2020-01-01T00:00:00Z"})
+        with pytest.raises(errors.UnreachableError):
+            client.complete(name)
+        with KafkaLog(where, index_time=True) as indexing:
+            indexing.open_topic(name)
+            indexing.await_event_time(name)
+            reached = client.complete(name)
+            times = [partition.state().max_event_time for partition in indexing.open_topic(name).partitions]
+        assert times == [round(reached.timestamp() * 1e6)] * 2
+
     def test_a_repeated_sequence_is_told_as_duplicate(self, client: hw.Client):
         """The mark of a commit takes an offset of its own, so offsets have gaps."""
         name = fresh()

@@ -8,6 +8,7 @@ import pytest
 
 from headwater.errors import RefusedError
 from headwater.log.maintenance.maintenance import Maintenance
+from headwater.log.storage.frame import LOWEST_TIME
 from tests.log.given import SECOND, declared, events, rows_of
 
 LAST_YEAR = datetime(2025, 1, 1, tzinfo=UTC)
@@ -129,3 +130,54 @@ def test_a_topic_that_a_pipeline_writes_cannot_be_completed(log):
     with pytest.raises(RefusedError) as caught:
         log.complete("orders")
     assert caught.value.data["topic"] == "orders"
+
+
+def reading(log, pipeline: str, *topics: str) -> None:
+    """Commit offsets, as a running pipeline does."""
+    for topic in topics:
+        log.groups.reset(f"hw.pipeline.{pipeline}", topic, {0: 0})
+
+
+def test_an_input_without_events_follows_the_watermark_of_live_inputs(log, clock):
+    orders = log.create(declared(time="at", lateness="10 seconds", idle="30 seconds"))
+    log.create(declared("refunds", time="at", partitions=2, idle="30 seconds"))
+    log.create(declared("alone", time="at"))
+    reading(log, "open", "orders", "refunds")
+    reading(log, "single", "alone")
+    maintenance = Maintenance(log)
+    for _ in range(40):
+        log.append("orders", rows_of(orders, [{"id": "a", "at": clock.now()}], partition=0))
+        maintenance.run_once()
+        sent = clock.micros()
+        clock.advance("1 second")
+    lag = sent - log.ends("refunds")[0].max_event_time
+    assert 10 * SECOND <= lag <= (10 + 30) * SECOND
+    assert log.ends("refunds")[1].max_event_time == log.ends("refunds")[0].max_event_time
+    assert log.ends("alone")[0].max_event_time == LOWEST_TIME
+    wait(maintenance, clock, 200)
+    assert clock.micros() - log.ends("refunds")[0].max_event_time < 200 * SECOND
+
+
+def test_an_input_without_events_waits_for_history(log, clock):
+    orders = log.create(declared(time="at", lateness="10 seconds", idle="30 seconds"))
+    refunds = log.create(declared("refunds", time="at", lateness="10 seconds", idle="30 seconds"))
+    reading(log, "open", "orders", "refunds")
+    log.append("orders", rows_of(orders, hour(LAST_YEAR), partition=0))
+    wait(Maintenance(log), clock, 120)
+    log.append("refunds", rows_of(refunds, hour(LAST_YEAR), partition=0))
+    assert [event.late for event in events(log, "refunds")] == [False] * 360
+
+
+def test_a_topic_follows_other_inputs_only_until_its_first_event(log, clock):
+    orders = log.create(declared(time="at", lateness="10 seconds", idle="10 seconds"))
+    refunds = log.create(declared("refunds", time="at", lateness="10 seconds", idle="10 seconds"))
+    reading(log, "open", "orders", "refunds")
+    maintenance = Maintenance(log)
+    for second in range(60):
+        if second == 30:
+            log.append("refunds", rows_of(refunds, hour(LAST_YEAR, 1), partition=0))
+            reached = log.ends("refunds")[0].max_event_time
+        log.append("orders", rows_of(orders, [{"id": "a", "at": clock.now()}], partition=0))
+        maintenance.run_once()
+        clock.advance("1 second")
+    assert LOWEST_TIME < reached < log.ends("refunds")[0].max_event_time <= reached + 30 * SECOND

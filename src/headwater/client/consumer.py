@@ -186,6 +186,7 @@ class Lag:
         behind: How long the oldest unread event has waited.
         gone: How many unread events retention has removed.
         owner: The member that reads the partition.
+        events: The number of unread events, with those that are gone.
     """
 
     group: str
@@ -196,11 +197,7 @@ class Lag:
     behind: timedelta
     gone: int = 0
     owner: str | None = None
-
-    @property
-    def events(self) -> int:
-        """The number of unread events, idle markers included."""
-        return self.end - self.committed
+    events: int = 0
 
 
 @dataclass(frozen=True)
@@ -226,11 +223,14 @@ def group_lags(log: Log, clock: Clock, group: str | None = None) -> list[Lag]:
         raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group[:100])
     lags = []
     for state in wanted:
-        for bounds in log.ends(state.topic):
+        ends = log.ends(state.topic)
+        unread = log.count_events(state.topic, {b.partition: state.committed.get(b.partition, b.start) for b in ends})
+        for bounds in ends:
             partition, committed = bounds.partition, state.committed.get(bounds.partition, bounds.start)
             behind = age_of_oldest(log, clock, state.topic, partition, max(committed, bounds.start))
             gone, owner = max(0, bounds.start - committed), state.owners.get(partition)
-            lags.append(Lag(state.group, state.topic, partition, committed, bounds.end, behind, gone, owner))
+            events = unread[partition] + gone
+            lags.append(Lag(state.group, state.topic, partition, committed, bounds.end, behind, gone, owner, events))
     return lags
 
 

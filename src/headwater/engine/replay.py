@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,14 @@ def replay(
             last = store.last_entry(query.directory.query_id)
         finally:
             query.stop()
-    events = sum(end - query.starts[name].get(p, 0) for name, read in bounds.ends.items() for p, end in read.items())
+    events = sum(_count_events(context, i.topic.name, query.starts[i.name], bounds.ends[i.name]) for i in inputs)
     return ReplayResult(pipeline.name, last.batch + 1 if last else 0, events, rows_hash(kept), rows_hash(result))
+
+
+def _count_events(context: EngineContext, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> int:
+    """Returns the number of events between these offsets."""
+    before = context.log.count_events(topic, {number: starts.get(number, 0) for number in ends})
+    return sum(before.values()) - sum(context.log.count_events(topic, ends).values())
 
 
 def _current_version(name: str, context: EngineContext) -> int:

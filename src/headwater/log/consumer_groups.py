@@ -327,6 +327,11 @@ class FolderGroups:
             if self._offset_file(group, topic).exists()
         ]
 
+    def topics_by_group(self, prefix: str) -> dict[str, list[str]]:
+        """Returns the topics that each group reads, for groups whose names begin with a prefix."""
+        groups = [name for name in self._disk.names(self._folder) if name.startswith(prefix)]
+        return {group: self._disk.names(self._folder / group) for group in groups}
+
     def state(self, group: str, topic: str) -> GroupState:
         """Returns the state of one group on one topic."""
         if not self._offset_file(group, topic).exists():

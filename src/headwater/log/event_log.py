@@ -255,6 +255,17 @@ class EventLog:
         removed = {partition.number: partition.tombstones_removed() for partition in topic.partitions}
         return [TombstoneHorizon(number, until, mark=until, fresh=until) for number, until in removed.items() if until]
 
+    def count_events(self, name: str, starts: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Returns the number of events in each partition, from an offset on; idle markers are not events.
+
+        Args:
+            name: The topic.
+            starts: The first offset, per partition; all partitions from their start, if omitted.
+        """
+        topic = self.open_topic(name)
+        wanted = dict.fromkeys(range(len(topic.partitions)), 0) if starts is None else starts
+        return {number: self._partition(topic, number).count_events(start) for number, start in wanted.items()}
+
     def fetch(
         self,
         name: str,

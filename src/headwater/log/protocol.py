@@ -97,6 +97,9 @@ class Log(Protocol):
     def tombstone_horizons(self, name: str) -> list[TombstoneHorizon]:
         """Returns which tombstones may have been removed; partitions with none are left out."""
 
+    def count_events(self, name: str, starts: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Returns the number of events in each partition, from an offset on; idle markers are not events."""
+
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from."""
 

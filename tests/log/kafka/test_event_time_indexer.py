@@ -6,6 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_idle_markers_advance_an_idle_partition_and_external_time(open_log: Call
     log = open_log(clock=clock)
     log.create(topic(name, partitions=2, idle="30 seconds"))
     opened = log.open_topic(name)
-    hw.Client(log, clock).send(name, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    hw.Client(log, clock).send(name, {"id": 1, "at": datetime.now(UTC)})
     log.await_event_time(name)
     before = [partition.state().max_event_time for partition in opened.partitions]
     assert LOWEST_TIME in before
@@ -141,6 +142,22 @@ def test_idle_markers_advance_an_idle_partition_and_external_time(open_log: Call
     partition.append_idle_marker(1_000_000)
     (partition,) = log.open_topic(external).partitions
     assert (partition.state().next_offset, partition.state().max_event_time) == (1, 1_000_000)
+
+
+def test_silence_does_not_advance_history(open_log: Callable[..., KafkaLog]):
+    name, clock = fresh(), ManualClock()  # the brokers stamp the arrival with the present
+    log = open_log(clock=clock)
+    log.create(topic(name, partitions=2, idle="1 second"))
+    hw.Client(log, clock).send(name, {"id": 1, "at": "2020-01-01T00:00:07Z"})
+    opened = log.open_topic(name)
+    log.await_event_time(name)
+    for _ in range(4):
+        clock.advance("31 seconds")
+        time.sleep(0.4)
+    assert sorted(partition.state().max_event_time for partition in opened.partitions) == [
+        LOWEST_TIME,
+        1_577_836_807_000_000,
+    ]
 
 
 def test_a_new_partition_starts_at_the_lowest_time_of_the_others(open_log: Callable[..., KafkaLog]):

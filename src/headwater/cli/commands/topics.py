@@ -53,13 +53,8 @@ def topics(name: str | None = None, /, *, options: Options = DEFAULTS) -> int:
 
 
 def event_count(log: Log, name: str) -> int:
-    """Returns how many events a topic holds.
-
-    Idle markers take offsets, too, so the result is at most the number of appended events. On Kafka there are no append
-    counters, and idle markers are in another topic.
-    """
-    held = sum(part.end - part.start for part in log.ends(name))
-    return held if lacks_counts(log) else min(log.counts(name)["appended"], held)
+    """Returns how many events a topic holds."""
+    return sum(log.count_events(name).values())
 
 
 def lacks_counts(log: Log) -> bool:

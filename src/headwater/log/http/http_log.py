@@ -190,7 +190,7 @@ class HttpLog:
 
     def complete(self, name: str) -> int:
         """Advance the event time of a topic to the present and return it, in microseconds since 1970."""
-        return int(self.transport.json("POST", f"{_topic_path(name)}/complete")["event_time"])
+        return int(self.transport.json("PUT", f"{_topic_path(name)}/complete")["event_time"])
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""
@@ -214,6 +214,13 @@ class HttpLog:
         """Returns which tombstones compaction has removed; partitions with none are left out."""
         found = self.transport.json("GET", f"{_topic_path(name)}/tombstones")["partitions"]
         return [TombstoneHorizon(**removed) for removed in found]
+
+    def count_events(self, name: str, starts: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Returns the number of events in each partition, from an offset on; idle markers are not events."""
+        positions = None if starts is None else ",".join(f"{number}:{start}" for number, start in starts.items())
+        params: dict[str, str | int | float] = {} if positions is None else {"positions": positions}
+        found = self.transport.json("GET", f"{_topic_path(name)}/events/count", params=params)["partitions"]
+        return {int(number): count for number, count in found.items()}
 
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from."""

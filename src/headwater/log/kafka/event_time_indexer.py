@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import astuple
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,6 +26,7 @@ from headwater.errors import DataGoneError, FencedError, HeadwaterError, Unknown
 from headwater.log.kafka.event_time_index import INDEX_CONFIG, EventTimeEnd, EventTimeWalk, OffsetRange
 from headwater.log.kafka.producers import TransactionalProducer
 from headwater.log.maintenance.idle_markers import IdleDetector
+from headwater.log.storage.anchored_clock import MachineClock
 from headwater.log.storage.frame import LOWEST_TIME
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _ROW_BYTES: Final = 250  # assumed size of such a row
 _POLL_INTERVAL: Final = 0.25  # seconds between polls of an idle topic
 _TAKEOVER_TIMEOUT: Final = 5.0  # seconds without progress, then another process takes over
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks of the topic's id and number of partitions
+_STALL: Final = timedelta(seconds=5)  # a longer gap between two reads: this process was stopped, or the brokers were
 _IDLE_TIMEOUT: Final = 10.0  # seconds without events, then commit markers at the end are indexed
 
 
@@ -67,6 +70,9 @@ class EventTimeIndexer:
         self._failure: HeadwaterError | None = None
         self._requested = threading.Event()
         self._checked_at = self._last_event_at = 0.0
+        self._machine = MachineClock()
+        self._looped_at = self._machine.boottime()
+        self._completed = 0  # the event time of the last request to complete the topic
         topic = log.topic(name)
         self._external_time = topic.external_time
         self._compacted = topic.compact
@@ -163,13 +169,36 @@ class EventTimeIndexer:
         if self._log.batch_cache is not None:
             self._log.batch_cache.clear(self._name)
         self._checked_at = self._last_event_at = time.monotonic()
+        self._completed = self._log.completions.newest(self._index)
         while not self._stopped.is_set():
+            self._count_silence_anew()
             if self._external_time:
                 self._index_ends()
             else:
                 self._index_new_events()
             if time.monotonic() - self._checked_at > _CHECK_INTERVAL:
                 self._check_topic()
+                self._complete()
+
+    def _count_silence_anew(self) -> None:
+        """Forget the silence so far if this process did not run, or did not reach the brokers, for some time."""
+        before, self._looped_at = self._looped_at, self._machine.boottime()
+        stalled = timedelta(microseconds=self._looped_at - before)
+        if stalled > _STALL:
+            self._idle_detector.count_anew(self._log.topic(self._name), stalled)
+
+    def _complete(self) -> None:
+        """Write the markers of a new request to complete the topic, after all its present events."""
+        wanted = self._log.completions.newest(self._index)
+        if wanted > self._completed and not self._external_time:
+            self._completed = wanted
+            ends = self._log.kafka_topics.end_offsets(self._name, list(self._progress))
+            # Not until there are no events: they may arrive without a pause.
+            while any(self._progress[number].next_offset < end for number, end in ends.items()):
+                if self._stopped.is_set() or not self._index_new_events():
+                    break
+            with self._changed:
+                self._write([self._idle_marker(number, wanted) for number in self._progress])
 
     def _index_ends(self) -> None:
         """Index end offsets without reading rows: only idle markers advance externally kept event time."""
@@ -190,22 +219,24 @@ class EventTimeIndexer:
             size = count * _ROW_BYTES
             yield OffsetRange(base, base + count, count, size, True, unknown, unknown, time_, time_)
 
-    def _index_new_events(self) -> None:
+    def _index_new_events(self) -> bool:
+        """Index one read of new events, or else the idle markers that are due; returns whether there were events."""
         positions = {number: progress.next_offset for number, progress in self._progress.items()}
         found = self._log.fetch(self._name, positions, max_bytes=_READ_BYTES, timeout=_POLL_INTERVAL, envelope=False)
         if found:
             self._last_event_at = time.monotonic()
             with self._changed:
                 self._write([self._index_batch(batch) for batch in found])
-            return
+            return True
         # If a second read finds nothing after the ends were taken, only commit markers lie below them.
         ends = self._log.kafka_topics.end_offsets(self._name, list(positions))
         if self._log.fetch(self._name, positions, max_bytes=1, timeout=0):
-            return
+            return True
         with self._changed:
             self._indexed_to = ends
             self._changed.notify_all()
             self._write([*self._commit_marker_ranges(ends), *self._idle_markers()])
+        return False
 
     def _index_batch(self, batch: LogBatch) -> tuple[int, OffsetRange]:
         progress = self._progress[batch.partition]

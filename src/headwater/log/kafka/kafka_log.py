@@ -16,15 +16,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from headwater.errors import BadOffsetError
+from headwater.errors import BadOffsetError, UnknownTopicError
 from headwater.events import Clock, Receipt, Receipts, SystemClock
 from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.inspection import TopicInspection
 from headwater.log.kafka.brokers import Brokers, KafkaAddress, with_batch_cache
+from headwater.log.kafka.completions import Completions, no_indexer_error
 from headwater.log.kafka.consumer_groups import KafkaGroups
-from headwater.log.kafka.event_time_index import index_topic
+from headwater.log.kafka.event_time_index import EventTimeIndex, index_topic
 from headwater.log.kafka.fetcher import ConsumerPool, KafkaTopicWaiter
 from headwater.log.kafka.producers import COMMITS_TOPIC, IdempotentProducer, NamedProducerPool
 from headwater.log.kafka.records import RecordCodec, event_times
@@ -39,6 +40,7 @@ from headwater.log.topic import (
     check_name,
     check_name_clash,
     check_producer,
+    external_time_error,
     merge_definition,
     unknown_topic_error,
 )
@@ -103,6 +105,7 @@ class KafkaLog:
         self._definitions = TopicDefinitions(self.kafka_topics)
         self.producer = IdempotentProducer(self.brokers)
         self.named_producers = NamedProducerPool(self.kafka_topics)
+        self.completions = Completions(self.kafka_topics, self.producer)
         self._consumers = ConsumerPool(self.kafka_topics)
         self._lock = threading.RLock()  # guards _handles and _timed_topics
         self._handles: dict[str, _TopicHandle] = {}
@@ -207,6 +210,25 @@ class KafkaLog:
         """Wait for an event passed to `begin_append`."""
         return self._topic_handle(name).writer.await_append(pending)
 
+    def complete(self, name: str) -> int:
+        """Advance the event time of a topic to the present; the process that indexes it writes the markers.
+
+        Raises:
+            RefusedError: A pipeline keeps the event time of the topic.
+            UnreachableError: No process indexes the event time of the topic.
+        """
+        if self.topic(name).external_time:
+            raise external_time_error(name)
+        now = self.clock.micros()
+        index = EventTimeIndex(self.kafka_topics, index_topic(name, self.topic_id(name)))
+        try:
+            self.completions.request(index, now, name)
+        except UnknownTopicError:  # the side topic: nobody has ever indexed this topic
+            raise no_indexer_error(name) from None
+        finally:
+            index.close()
+        return now
+
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number per partition; the caller takes over the producer id."""
         check_producer(producer)
@@ -231,6 +253,15 @@ class KafkaLog:
             horizons = self.kafka_topics.tombstone_horizons(name, self.topic(name).partitions, now)
             self._horizons[name] = (now, horizons)
         return horizons
+
+    def count_events(self, name: str, starts: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Returns the number of offsets in each partition, from an offset on; commits of transactions take some."""
+        held = self.ends(name)
+        return {
+            part.partition: max(0, part.end - max(part.start, 0 if starts is None else starts[part.partition]))
+            for part in held
+            if starts is None or part.partition in starts
+        }
 
     def _check_partitions(self, name: str, numbers: Iterable[int]) -> None:
         known = self._topic_handle(name).codec.topic.partitions
@@ -355,6 +386,7 @@ class KafkaLog:
         for opened in list(self._handles.values()):
             opened.writer.buffer.close()
         self.groups.close()
+        self.completions.close()
         self.producer.close()
         self.named_producers.close()
         self._consumers.close()
@@ -400,6 +432,7 @@ SUPPORT: Final[dict[str, tuple[str, str]]] = {
     "read from an offset, a time, the end": ("yes", "yes; a time is found by reading from its arrival on"),
     "late records": ("on every read", "in pipelines; elsewhere by a walk (`headwater.log.kafka.walk`)"),
     "idle markers of idle partitions": ("yes", "in a side topic, for topics that pipelines read"),
+    "completing history": ("yes", "while a process runs pipelines of the topic"),
     "tombstones and compaction": ("yes", "yes"),
     "retention waits for groups": ("yes", "no: brokers remove old events, read or not"),
     "overload policy": ("yes", "yes, per process"),

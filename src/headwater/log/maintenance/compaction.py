@@ -131,7 +131,11 @@ class _CompactionPass:
         )
         # How many tombstones go is known only at the end. No number is longer than `until`, so the header fits then.
         new_header = SegmentHeader(
-            covers_until=until, previous=header.previous, producers=header.producers, tombstones_removed=until
+            covers_until=until,
+            previous=header.previous,
+            producers=header.producers,
+            markers=header.markers,
+            tombstones_removed=until,
         )
         length = new.create(new_header, frame.max_event_time_before, temporary=True)
         for data in self._surviving_frames(bases):

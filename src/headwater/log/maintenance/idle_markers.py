@@ -156,6 +156,18 @@ class IdleDetector:
                 silence.cover(now, self._width)
                 yield number, time
 
+    def due_raises(self, topic: Topic, ends: Ends, time: int) -> Iterator[tuple[int, int]]:
+        """Yields the partitions of a topic without events that are raised to a time now.
+
+        Args:
+            topic: The topic.
+            ends: End and max event time of its partitions.
+            time: The time.
+        """
+        seen = self._observe(topic, ends, self._clock.monotonic())
+        reached = {number: end.max_event_time for number, end in ends.items()}
+        yield from self._raise_partitions(seen, reached, time, topic)
+
     def due_table_markers(
         self, topic: Topic, ends: Ends, is_awaited: Callable[[int], bool]
     ) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,9 @@ from datetime import timedelta
 from functools import partial
 
 from headwater.errors import HeadwaterError, LockedError
+from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX
 from headwater.log.event_log import EventLog
+from headwater.log.maintenance.awaited_topics import InputTime, find_awaited_time
 from headwater.log.maintenance.compaction import CompactionResult, compact
 from headwater.log.maintenance.idle_markers import IdleDetector
 from headwater.log.maintenance.retention import RetentionResult, apply_retention
@@ -85,10 +87,26 @@ class Maintenance:
             lateness = definition.lateness // _MICROSECOND
             is_awaited = lambda known: self._max_event_time() > known - lateness  # noqa: E731
             due = self._idle_detector.due_table_markers(definition, ends, is_awaited)
+        elif not any(end.appended_at for end in ends.values()):
+            pipelines = self._log.groups.topics_by_group(PIPELINE_GROUP_PREFIX)
+            time = find_awaited_time(definition.name, pipelines, self._input_time)
+            due = self._idle_detector.due_raises(definition, ends, LOWEST_TIME if time is None else time)
         else:
             due = self._idle_detector.due_markers(definition, ends, partial(self._arrival, topic, ends))
         for number, time in due:
             topic.partitions[number].append_idle_marker(time)
+
+    def _input_time(self, name: str) -> InputTime | None:
+        if name not in self._log.topics():
+            return None
+        topic = self._log.open_topic(name)
+        ends = {partition.number: partition.state() for partition in topic.partitions}
+
+        def is_live() -> bool:
+            newest = max(ends, key=lambda number: ends[number].max_event_time)
+            return topic.definition.is_live(ends[newest].max_event_time, self._arrival(topic, ends, newest))
+
+        return InputTime.of(topic.definition, ends.values(), is_live)
 
     def _arrival(self, topic: OpenTopic, ends: Mapping[int, PartitionState], number: int) -> int:
         """Returns when the record arrived that set the max event time of a partition."""
@@ -113,7 +131,7 @@ class Maintenance:
     def apply_retention(self, topic: OpenTopic) -> list[RetentionResult]:
         """Apply the topic's retention to each partition."""
         retention = topic.definition.retention
-        if self._explain_untrusted_time() is not None:
+        if retention.time is not None and self._waits_for_trusted_time():
             retention = replace(retention, time=None)
         if retention.time is None and retention.size is None:
             return []
@@ -150,14 +168,18 @@ class Maintenance:
         return "the machine or this log started less than an hour ago" if clock.unsettled_for else None
 
     def renew_clock(self) -> None:
-        """Renew the anchor of the folder's clock, and log when the reason changes why nothing is removed by age."""
+        """Renew the anchor of the folder's clock."""
         if isinstance(self._log.clock, AnchoredClock):
             with self._log_errors("clock"):
                 self._log.clock.renew()
+
+    def _waits_for_trusted_time(self) -> bool:
+        """Returns whether nothing may be removed by age now; logs the reason when it changes."""
         reason = self._explain_untrusted_time()
         if reason != self._untrusted:
             logger.warning("retention by time %s", "continues" if reason is None else f"waits: {reason}")
         self._untrusted = reason
+        return reason is not None
 
     def start(self) -> None:
         """Start two threads: one checks for idle markers each second, the other does the rest each minute."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from headwater.errors import DamagedError, DiskFailedError, DiskFullError
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk
+from headwater.log.storage.event_counts import EventCounts
 from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, encode_frame
 from headwater.log.storage.frame_builder import AppendResult, build_frames
 from headwater.log.storage.partition_state import PartitionState, StateFile
@@ -67,6 +68,7 @@ class Partition:
         self._producers: ProducerState | None = None
         self._producers_position = (-1, -1)  # segment and length up to which they are loaded
         self._index = OffsetIndex(self.files, number, self.state)
+        self._event_counts = EventCounts(self.files)
         self._segment_created = (-1, 0)  # segment and time of its first batch
         self._tombstones_removed: int | None = None
         self._files_version = -1  # of the files that the caches describe
@@ -143,6 +145,7 @@ class Partition:
         """Drop cached data about the files after they changed."""
         self.files.invalidate()
         self._index.invalidate()
+        self._event_counts.invalidate()
         self._producers = None
         self._tombstones_removed = None
 
@@ -239,13 +242,16 @@ class Partition:
         known.remove_expired(self._clock.micros())
         self.publish(replace(state, dirty=True))
         same_base = state.next_offset == state.segment  # it holds no events yet: a new file under the same name
-        previous = (
-            self.files.segment(state.segment).header()[1].previous
-            if same_base
-            else (state.segment, state.length, state.appended_at)
-        )
+        closed = self.files.segment(state.segment)
+        if same_base:
+            header = closed.header()[1]
+            previous, markers = header.previous, header.markers
+        else:
+            previous = (state.segment, state.length, state.appended_at)
+            markers = self._event_counts.markers(closed, state.length)
         segment = Segment(self.disk, self.folder, state.next_offset)
-        length = segment.create(SegmentHeader(previous=previous, producers=known.snapshot()), state.max_event_time)
+        header = SegmentHeader(previous=previous, producers=known.snapshot(), markers=markers)
+        length = segment.create(header, state.max_event_time)
         new = replace(
             state,
             segment=segment.base,
@@ -391,6 +397,15 @@ class Partition:
                 if frame.max_event_time >= time and frame.kind != FrameKind.SEGMENT_HEADER:
                     return segment, frame
         return None
+
+    def count_events(self, start: int) -> int:
+        """Returns the number of events from an offset to the end, without idle markers."""
+        with self._mutex:
+            try:
+                return self._event_counts.count(start, self.state())
+            except FileNotFoundError:  # another process removed or rewrote a segment meanwhile
+                self.invalidate()
+                return self._event_counts.count(start, self.state())
 
     def max_event_time_arrival(self) -> int:
         """Returns when the record arrived that set the max event time; if it was removed, an upper bound."""

@@ -60,8 +60,9 @@ class SegmentHeader(msgspec.Struct, omit_defaults=True):
     `covers_until` is set by compaction: the segment replaces all offsets below it, and older files with a
     base in that range are leftovers. `previous` describes the segment before this one: its base, its valid
     length (a segment closed after a failed sync may have more bytes), and the arrival of its last batch.
-    `tombstones_removed` is set by compaction, too: the offset behind the last tombstone that is no longer in
-    the segment. `producers` maps an id to (first and last sequence, base offset, rows, time).
+    `markers` is the number of idle markers in it; None in files of older versions. `tombstones_removed` is set
+    by compaction, too: the offset behind the last tombstone that is no longer in the segment. `producers` maps
+    an id to (first and last sequence, base offset, rows, time).
     """
 
     format: int = FORMAT_VERSION
@@ -69,6 +70,7 @@ class SegmentHeader(msgspec.Struct, omit_defaults=True):
     previous: tuple[int, int, int] | None = None
     producers: dict[str, tuple[int, int, int, int, int]] = {}
     tombstones_removed: int = 0
+    markers: int | None = None
 
 
 class Segment:

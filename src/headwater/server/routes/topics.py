@@ -49,7 +49,7 @@ class TopicRoutes(Routes):
 
     @Route("GET", "/api/topics", "List topics", list_of("topics", documents.TopicSummary))
     async def all(self) -> Response:
-        """Returns all topics with the number of offsets they hold."""
+        """Returns all topics with the number of events they hold."""
         return json_response({"topics": await self._threads.read(self._read_summaries)})
 
     def _read_summaries(self) -> list[documents.TopicSummary]:
@@ -60,7 +60,7 @@ class TopicRoutes(Routes):
                 documents.TopicSummary(
                     name,
                     len(held),
-                    sum(part.end - part.start for part in held),
+                    sum(self._log.count_events(name).values()),
                     sum(part.end for part in held),
                     max(part.appended_at for part in held),
                 )
@@ -159,7 +159,7 @@ class TopicRoutes(Routes):
         return json_response(documents.OffsetDocument(partition, offset))
 
     @Route(
-        "POST",
+        "PUT",
         f"{_PATH}/complete",
         "Say that the history of a topic is complete",
         body(documents.CompleteDocument),
@@ -168,6 +168,19 @@ class TopicRoutes(Routes):
     async def complete(self, name: str) -> Response:
         """Advances the topic's event time to the present, in microseconds since 1970, so that its windows close."""
         return json_response(documents.CompleteDocument(name, await self._threads.append(self._log.complete, name)))
+
+    @Route(
+        "GET",
+        f"{_PATH}/events/count",
+        "Count the events of each partition, from an offset on",
+        body(documents.EventCountDocument),
+        (UnknownTopicError, BadOffsetError),
+    )
+    async def count(self, name: str, positions: str | None = None) -> Response:
+        """`positions` are the first offsets, such as 0:13,1:7; without it, all events count. Idle markers do not."""
+        starts = None if positions is None else parse_positions(positions)
+        found = await self._threads.read(self._log.count_events, name, starts)
+        return json_response(documents.EventCountDocument(name, {str(number): n for number, n in found.items()}))
 
     @Route(
         "GET",

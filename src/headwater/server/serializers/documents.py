@@ -15,7 +15,9 @@ from headwater.log import GroupState, Membership, PartitionRange, Topic
 __all__ = [
     "AppendDocument",
     "CommitRequest",
+    "CompleteDocument",
     "CountsDocument",
+    "EventCountDocument",
     "FetchRequest",
     "GroupChangeDocument",
     "GroupChangeRequest",
@@ -65,6 +67,13 @@ class SchemaDocument(msgspec.Struct):
     ddl: str
     json_schema: dict[str, Any]
     arrow: str
+
+
+class EventCountDocument(msgspec.Struct):
+    """The number of events by partition."""
+
+    topic: str
+    partitions: dict[str, int]
 
 
 class CompleteDocument(msgspec.Struct):

@@ -33,7 +33,7 @@ class PipelineLag:
         state: Its current state; None before its first report.
         input: The topic it reads.
         behind: The age of the oldest event that it has not committed.
-        events: The number of events and idle markers that it has not committed.
+        events: The number of events that it has not committed.
     """
 
     pipeline: str
@@ -92,6 +92,6 @@ def _input_lag(
     for bounds in ends:
         read = max(bounds.start, offsets.get(bounds.partition, bounds.start))
         if read < bounds.end:
-            events += bounds.end - read
+            events += log.count_events(topic, {bounds.partition: read})[bounds.partition]
             behind = max(behind, age_of_oldest(log, clock, topic, bounds.partition, read))
     return PipelineLag(row["name"], row["version"], row["kind"], row["state"], topic, behind, events)
