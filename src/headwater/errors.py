@@ -20,7 +20,8 @@
     │   │   ├── BadSqlError        SQL of a pipeline that cannot be parsed
     │   │   ├── UnknownInputError  a pipeline reads a name that the app does not declare
     │   │   ├── CycleError         pipelines that read one another
-    │   │   └── NotRealtimeError   a pipeline that real-time mode cannot run
+    │   │   ├── NotRealtimeError   a pipeline that real-time mode cannot run
+    │   │   └── TooManyFailuresError a function that fails on most events
     │   ├── BadWorkerError         a worker or responder with the wrong parameters
     │   ├── TimeColumnMissingError the event-time column is not in the type
     │   ├── TooLargeError          an event, line or body over its limit
@@ -74,6 +75,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
@@ -81,6 +83,7 @@ from typing import Any, ClassVar
 
 # Ends with a separator: a user's folder such as headwater_apps does not match.
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
+_LIBRARIES = os.path.join("", "site-packages", "")
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,17 @@ class SourceLocation:
             return None
         file, line = frame.f_code.co_filename, frame.f_lineno
         return cls.at(file, line, linecache.getline(file, line).strip())
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> SourceLocation | None:
+        """Returns the innermost line of the user's code that an exception passed; None if there is none.
+
+        Example:
+            >>> SourceLocation.of_error(ValueError("it was not raised"))
+        """
+        frames = traceback.extract_tb(error.__traceback__)
+        users = [one for one in frames if not one.filename.startswith(_PACKAGE) and _LIBRARIES not in one.filename]
+        return cls.at(users[-1].filename, users[-1].lineno or 1, users[-1].line or "") if users else None
 
     @classmethod
     def parse(cls, text: str) -> SourceLocation | None:

@@ -152,6 +152,26 @@ def test_a_function_that_fails_on_most_events_stops_its_pipeline_and_loses_none(
         assert (counts.in_, counts.used, counts.quarantined) == (200, 200, 0)
 
 
+def test_a_stateful_function_that_fails_on_most_events_stops_its_pipeline():
+    app = shop()
+
+    def counted(key, events, state):
+        return state, [{"v": key, "n": len(event)}]  # type: ignore[name-defined]  # noqa: F821  # no such variable
+
+    @app.view(key="v")
+    def per_value(a: DataFrame) -> DataFrame:
+        return hw.stateful(a, by="v", fn=counted, returns="v int, n int")
+
+    with run(app, now=NOW) as world:
+        send(world, list(range(30)))
+        with pytest.raises(TooManyFailuresError) as stopped:
+            world.settle()
+        assert stopped.value.data["failed"] == 30
+        assert stopped.value.location is not None
+        assert stopped.value.location.line == line_of("no such variable")
+        assert world._context.store.last_entry("per_value@1") is None
+
+
 def test_failures_after_a_shuffle_are_found_by_halves():
     app = shop()
 

@@ -12,13 +12,14 @@ import pytest
 
 import headwater as hw
 from headwater.engine.quarantine.failure import Failure
-from headwater.engine.quarantine.failure_limit import FailureLimit, past_outcomes
+from headwater.engine.quarantine.failure_limit import FailureLimit, OperatorFailures, past_outcomes
 from headwater.engine.quarantine.probed_function import failing_rows
 from headwater.engine.quarantine.search import Candidates, SearchBudget, SearchResult, bisect
+from headwater.errors import TooManyFailuresError
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.store import EventCounts, InputRange, LedgerEntry, SideOutput
-from tests.engine.given import orders
+from tests.engine.given import orders, pipeline
 
 
 @pytest.fixture
@@ -140,8 +141,7 @@ def test_outcomes_are_in_the_order_of_arrival(candidates: list[Candidates]):
     first, second, third = candidates
     for number, one in enumerate((third, first, second)):
         one.batch.__dict__["arrival_times"] = np.full(len(one), number)
-    failing = [(second, Failure("fails"))]
-    assert SearchResult(failing, [first, third]).outcomes().tolist() == [False] * 12 + [True]
+    assert SearchResult([second], [Failure("fails")], [first, third]).outcomes().tolist() == [False] * 12 + [True]
 
 
 def entry(batch: int, start: int, end: int, failed: int) -> LedgerEntry:
@@ -167,3 +167,14 @@ def test_committed_events_count_up_to_the_window():
     skipped = [SideOutput("orders", 0, offset, 0, 0, "{}", "fails", b"") for offset in (0, 1, 2, 3, 9, 12, 13)]
     assert past_outcomes(store, "a@1", skipped, 5).tolist() == [False, False, True, False, False, True, True]
     assert past_outcomes(Entries(), "a@1", [], 5).tolist() == []  # type: ignore[arg-type]
+
+
+def test_operators_whose_function_fails_on_most_events_stop_the_pipeline():
+    latest, failure = OperatorFailures(pipeline()), "KeyError: 7\n  at app.py:4  return prices[7]"
+    latest.check(100, ["no row for this id"] * 100)  # a rejection that the user asked for
+    for _ in range(100):
+        latest.check(1, [failure])
+    with pytest.raises(TooManyFailuresError) as stopped:
+        latest.check(2, [failure] * 2)
+    assert stopped.value.data == {"pipeline": "big", "failed": 102, "events": 202}
+    assert str(stopped.value.location) == "app.py:4"

@@ -22,8 +22,7 @@ from headwater.engine.build.inputs import Input
 from headwater.engine.compatibility import Rebuild, ViewVersions
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import CrashError
-from headwater.engine.quarantine.failure_limit import check_failures
-from headwater.engine.quarantine.search import find_failing_events
+from headwater.engine.quarantine.search import check_failures, find_failing_events
 from headwater.engine.query import OffsetBounds, Query, rebuild_error
 from headwater.engine.realtime.realtime_query import RealtimeQuery, TaskSlots
 from headwater.engine.sink.stateful_stage import STATE_LOST
@@ -357,16 +356,15 @@ class PipelineSupervisor:
         except Exception:
             logger.warning("%s: the search for failing events was interrupted", self.pipeline, exc_info=True)
             return False
-        store, query_id = self._context.store, query.directory.query_id
-        check_failures(self.pipeline, store, query_id, found)
-        if found.failing:
-            store.skip(query_id, found.side_outputs())
-            logger.warning("%s: %d events quarantined: %s", self.pipeline, len(found.failing), found.failing[0][1])
+        check_failures(query, self._context, found)
+        if found.failures:
+            self._context.store.skip(query.directory.query_id, found.side_outputs())
+            logger.warning("%s: %d events quarantined: %s", self.pipeline, len(found.failures), found.failures[0])
         elif not found.complete:  # another search would end in the same way
             error = translate_error(failure, self.pipeline)
             error.detail = "the search for failing events took too long, and has found none"
             raise error
-        return bool(found.failing)
+        return bool(found.failures)
 
     def _give_up(self, error: HeadwaterError) -> None:
         logger.error("%s has failed: %s", self.pipeline, error)

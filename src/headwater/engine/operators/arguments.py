@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 import pyarrow as pa
 
 from headwater.engine.state.encoding import require_keys
-from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON, QUARANTINE_SCHEMA
+from headwater.engine.state.state import LOCATION_MARK, OFFSET, PARTITION, QUARANTINE_REASON, QUARANTINE_SCHEMA
 from headwater.errors import BadPipelineError, BadTypeError, SourceLocation
 from headwater.events import from_ddl
 
@@ -243,11 +243,15 @@ def build_table(rows: list[dict[str, Any]], schema: pa.Schema, function: UserFun
 def quarantine_rows(events: pa.Table, error: Exception) -> pa.Table:
     """Returns the positions of rejected events with the reason, in the columns of `QUARANTINE_SCHEMA`.
 
+    The reason has a second line with the line of the user's code that raised the error.
+
     Example:
         >>> quarantine_rows(pa.table({PARTITION: [0], OFFSET: [7]}), ValueError("no")).to_pylist()
         [{'_hw_partition': 0, '_hw_offset': 7, '_hw_refused': 'ValueError: no'}]
     """
     where = error.__notes__[0] if getattr(error, "__notes__", None) else ""
     reason = f"{type(error).__name__}: {error}{f', {where}' if where else ''}"
+    if location := SourceLocation.of_error(error):
+        reason = f"{reason}{LOCATION_MARK}{location}  {location.source}"
     positions = events.select([PARTITION, OFFSET])
     return positions.append_column(QUARANTINE_REASON, pa.repeat(reason, len(positions))).cast(QUARANTINE_SCHEMA)

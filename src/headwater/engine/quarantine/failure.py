@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headwater.engine.quarantine.probe_plan import EXPRESSION
 from headwater.engine.spark.error_translation import first_line, worker_location
+from headwater.engine.state.state import LOCATION_MARK
 from headwater.errors import SourceLocation
 from headwater.pipelines import Pipeline
 
@@ -46,8 +47,21 @@ class Failure:
         """Returns the failure of a Spark job."""
         return cls(first_line(error), worker_location(error, pipeline))
 
+    @classmethod
+    def of_text(cls, text: str) -> Failure:
+        r"""Returns the failure that `str` has written.
+
+        Example:
+            >>> Failure.of_text("KeyError: 7\n  at app.py:4  return prices[7]").location
+            SourceLocation(file='app.py', line=4, source='return prices[7]')
+        """
+        reason, _, rest = text.partition(LOCATION_MARK)
+        place, _, source = rest.partition("  ")
+        known = SourceLocation.parse(place)
+        return cls(reason, SourceLocation(known.file, known.line, source) if known else None)
+
     def __str__(self) -> str:
         """The text that is kept with the event: the exception, and in a second line the location."""
         if self.location is None:
             return self.reason
-        return f"{self.reason}\n  at {self.location}  {self.location.source}".rstrip()
+        return f"{self.reason}{LOCATION_MARK}{self.location}  {self.location.source}".rstrip()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headwater.config import FAILURE_PERCENT, FAILURE_WINDOW, MIN_FAILURES
-from headwater.engine.quarantine.search import SearchResult
+from headwater.engine.quarantine.failure import Failure
+from headwater.engine.state.state import LOCATION_MARK
 from headwater.errors import TooManyFailuresError
 from headwater.pipelines import Pipeline
 from headwater.store import LedgerEntry, SideOutput, Store
 
-__all__ = ["FailureLimit", "check_failures", "past_outcomes"]
+__all__ = ["FailureLimit", "OperatorFailures", "past_outcomes", "pending_outcomes"]
 
 
 @dataclass(frozen=True)
@@ -63,39 +64,60 @@ class FailureLimit:
         over = np.flatnonzero((failed >= self.minimum) & (failed * 100 > self.percent * size))
         return (int(failed[over[0]]), size) if len(over) else None
 
+    def check(self, pipeline: Pipeline, outcomes: np.ndarray, since: int, failure: Failure) -> None:
+        """Refuse to quarantine the events of a batch if too many fail.
 
-def check_failures(pipeline: Pipeline, store: Store, query: str, found: SearchResult) -> None:
-    """Refuse to quarantine the events of a batch if too many fail.
+        Args:
+            pipeline: The pipeline.
+            outcomes: See `exceeded`.
+            since: See `exceeded`.
+            failure: One of the failures.
+
+        Raises:
+            TooManyFailuresError: They exceed the limit.
+        """
+        exceeded = self.exceeded(outcomes, since)
+        if exceeded is None:
+            return
+        failed, events = exceeded
+        raise TooManyFailuresError(
+            f"{pipeline} fails on {failed} of {events} events: {failure.reason}",
+            detail="nothing of this batch was committed; it runs again at the next start",
+            fix=f"mend the function, or {FAILURE_PERCENT.variable}=100 to quarantine all such events",
+            location=failure.location or pipeline.location,
+            pipeline=pipeline.name,
+            failed=failed,
+            events=events,
+        )
+
+
+class OperatorFailures:
+    """The outcomes of the latest events of a query whose operators call the user's functions.
 
     Args:
-        pipeline: The pipeline.
-        store: Its store.
-        query: Its query.
-        found: The outcome of the events of the failed batch.
-
-    Raises:
-        TooManyFailuresError: The latest events of the pipeline, up to any of this batch, exceed the limit.
+        pipeline: The pipeline of the query.
     """
-    if not found.failing:
-        return
-    limit, skipped, last = FailureLimit.of_settings(), store.skips(query), store.last_entry(query)
-    past = past_outcomes(store, query, skipped, limit.window)
-    # Earlier searches in the same batch may have found some already.
-    pending = np.ones(sum(last is None or _is_after(last, one) for one in skipped), bool)
-    exceeded = limit.exceeded(np.concatenate((past, pending, found.outcomes())), since=len(past) + 1)
-    if exceeded is None:
-        return
-    failed, events = exceeded
-    failure = next((one for _, one in found.failing if one.location is not None), found.failing[0][1])
-    raise TooManyFailuresError(
-        f"{pipeline} fails on {failed} of {events} events: {failure.reason}",
-        detail="nothing of this batch was committed; it runs again at the next start",
-        fix=f"mend the function, or {FAILURE_PERCENT.variable}=100 to quarantine all such events",
-        location=failure.location or pipeline.location,
-        pipeline=pipeline.name,
-        failed=failed,
-        events=events,
-    )
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._past = np.zeros(0, bool)
+
+    def check(self, events: int, reasons: Sequence[str]) -> None:
+        """Judge a batch before it is committed.
+
+        Args:
+            events: The number of its events, with those that an operator rejects.
+            reasons: Why it rejects them. A reason without a line of the user's code is no failure of a function.
+
+        Raises:
+            TooManyFailuresError: The latest events exceed the limit.
+        """
+        failures = [reason for reason in reasons if LOCATION_MARK in reason]
+        outcomes = np.concatenate((self._past, np.arange(events) >= events - len(failures)))
+        limit = FailureLimit.of_settings()
+        if failures:
+            limit.check(self._pipeline, outcomes, len(self._past) + 1, Failure.of_text(failures[0]))
+        self._past = outcomes[-limit.window :]
 
 
 def past_outcomes(store: Store, query: str, skipped: Collection[SideOutput], events: int) -> np.ndarray:
@@ -112,6 +134,12 @@ def past_outcomes(store: Store, query: str, skipped: Collection[SideOutput], eve
         used, failed = entry.counts.used, sum(_contains(entry, one) for one in skipped)
         found.append(np.arange(used + failed) >= used)  # the order within a batch is not known
     return np.concatenate(found[::-1]) if found else np.zeros(0, bool)
+
+
+def pending_outcomes(store: Store, query: str, skipped: Collection[SideOutput]) -> np.ndarray:
+    """Returns the outcomes of events that earlier searches in the batch that has failed found: all have failed."""
+    last = store.last_entry(query)
+    return np.ones(sum(last is None or _is_after(last, one) for one in skipped), bool)
 
 
 def _entries_back(store: Store, query: str, events: int) -> Iterator[LedgerEntry]:

@@ -77,8 +77,9 @@ class _PlanProbe:
     def __init__(self, result: DataFrame) -> None:
         self._like = result
         self._ends: list[DataFrame] = []
-        self._jvm: Any = result.sparkSession.sparkContext._jvm
-        self._expressions: Any = self._jvm.org.apache.spark.sql.catalyst.expressions
+        jvm: Any = result.sparkSession.sparkContext._jvm
+        self._jvm = jvm
+        self._expressions: Any = jvm.org.apache.spark.sql.catalyst.expressions
 
     def frame(self) -> DataFrame | None:
         """Returns the failing rows of all ends of the narrow part."""

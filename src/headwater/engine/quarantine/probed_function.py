@@ -55,7 +55,7 @@ class UserFunction:
 
     @cached_property
     def _functions(self) -> list[Callable[..., Any]]:
-        loaded = [CPickleSerializer().loads(command) for command in self.commands]
+        loaded = [CPickleSerializer().loads(command) for command in self.commands]  # type: ignore[no-untyped-call]
         return [one[0] if isinstance(one, tuple) else one for one in loaded]
 
     def load(self) -> None:

@@ -7,9 +7,10 @@ finds none, or cannot run, it runs halves of the batch separately, within a budg
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from headwater.engine.build.inputs import Input
 from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY
 from headwater.engine.context import EngineContext
 from headwater.engine.quarantine.failure import Failure
+from headwater.engine.quarantine.failure_limit import FailureLimit, past_outcomes, pending_outcomes
 from headwater.engine.quarantine.probe_plan import probe_frame, probe_session
 from headwater.engine.quarantine.probed_function import ROW
 from headwater.engine.query import Query
@@ -29,7 +31,7 @@ from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
 from headwater.log import LogBatch
 from headwater.store import SideOutput
 
-__all__ = ["Candidates", "SearchBudget", "SearchResult", "bisect", "find_failing_events"]
+__all__ = ["Candidates", "SearchBudget", "SearchResult", "bisect", "check_failures", "find_failing_events"]
 
 logger = logging.getLogger("headwater.engine")
 
@@ -59,28 +61,27 @@ class SearchResult:
     """What a search has found.
 
     Attributes:
-        failing: The events on which the function fails alone, one row each, with the failure.
+        failing: The rows on which the function fails.
+        failures: The failure of each of these rows, in their order.
         passed: Rows on which it succeeds.
         complete: Whether the budget sufficed.
     """
 
-    failing: list[tuple[Candidates, Failure]]
+    failing: list[Candidates]
+    failures: list[Failure]
     passed: list[Candidates]
     complete: bool = True
 
     def side_outputs(self) -> list[SideOutput]:
         """Returns the failing events as they are quarantined."""
-        return [aside for one, failure in self.failing for aside in _to_side_outputs(one, str(failure))]
+        reasons = map(str, self.failures)
+        return [aside for some in self.failing for aside in _to_side_outputs(some.batch, reasons)]
 
     def outcomes(self) -> np.ndarray:
         """Returns whether each event failed, in the order of arrival."""
-        parts = [(one.batch.arrival_times, failed) for failed, some in self._by_outcome() for one in some]
-        times = np.concatenate([part for part, _ in parts] or [np.zeros(0)])
-        failed = np.concatenate([np.full(len(part), failed) for part, failed in parts] or [np.zeros(0, bool)])
-        return failed[np.argsort(times, kind="stable")]
-
-    def _by_outcome(self) -> tuple[tuple[bool, list[Candidates]], ...]:
-        return (True, [one for one, _ in self.failing]), (False, self.passed)
+        times = [some.batch.arrival_times for some in (*self.failing, *self.passed)]
+        failed = np.arange(sum(map(len, times))) < len(self.failures)
+        return failed[np.argsort(np.concatenate(times), kind="stable")] if times else failed
 
 
 @dataclass
@@ -113,8 +114,24 @@ def find_failing_events(spark: SparkSession, query: Query, context: EngineContex
     """
     candidates = [some for some in _candidates(query, context) if len(some)]
     if not candidates:
-        return SearchResult([], [])
+        return SearchResult([], [], [])
     return _probe_rows(spark, query, candidates) or _search_by_halves(spark, query, candidates)
+
+
+def check_failures(query: Query, context: EngineContext, found: SearchResult) -> None:
+    """Refuse to quarantine the events of a batch if the function fails on too many.
+
+    Raises:
+        TooManyFailuresError: The latest events of the pipeline, up to any of this batch, exceed the limit.
+    """
+    if not found.failures:
+        return
+    store, query_id, limit = context.store, query.directory.query_id, FailureLimit.of_settings()
+    skipped = store.skips(query_id)
+    past = past_outcomes(store, query_id, skipped, limit.window)
+    outcomes = np.concatenate((past, pending_outcomes(store, query_id, skipped), found.outcomes()))
+    failure = next((one for one in found.failures if one.location is not None), found.failures[0])
+    limit.check(query.pipeline, outcomes, len(past) + 1, failure)
 
 
 def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
@@ -147,20 +164,19 @@ def _probe_rows(spark: SparkSession, query: Query, candidates: Sequence[Candidat
     try:
         first = _failures_of_rows(session, query, candidates)
         # Once more, alone: a failure that came from outside must not quarantine an event.
-        failing = [one for one, _ in _pick(candidates, first)]
-        again = _failures_of_rows(session, query, failing) if failing else {}
+        again = _failures_of_rows(session, query, _select(candidates, first)) if first else {}
     except (Py4JNetworkError, OSError):
         raise  # Spark itself has ended; no event is the cause
     except Exception as error:
-        logger.info(
-            "%s: its events are searched by halves: %s", query.pipeline, Failure.of_error(error, query.pipeline)
-        )
+        failure = Failure.of_error(error, query.pipeline)
+        logger.info("%s: its events are searched by halves: %s", query.pipeline, failure)
         return None
     failures = {row: again[number] for number, row in enumerate(sorted(first)) if number in again}
     if not failures:
         return None
-    found = _explain(spark, query, list(_pick(candidates, failures)))
-    return SearchResult(found, [one for one in _without(candidates, failures) if len(one)])
+    failing = _select(candidates, failures)
+    explained = _explain(spark, query, failing, [failures[row] for row in sorted(failures)])
+    return SearchResult(failing, explained, _select(candidates, failures, inverted=True))
 
 
 def _failures_of_rows(session: SparkSession, query: Query, candidates: Sequence[Candidates]) -> dict[int, Failure]:
@@ -184,34 +200,24 @@ def _failures_of_rows(session: SparkSession, query: Query, candidates: Sequence[
     return found
 
 
-def _pick(candidates: Sequence[Candidates], failures: dict[int, Failure]) -> Iterator[tuple[Candidates, Failure]]:
-    """Yields the rows of these numbers, one by one in their order."""
-    starts = np.cumsum([0, *map(len, candidates)])
-    for row in sorted(failures):
-        number = int(np.searchsorted(starts, row, side="right")) - 1
-        index = row - int(starts[number])
-        yield candidates[number].rows(index, index + 1), failures[row]
-
-
-def _without(candidates: Sequence[Candidates], failures: dict[int, Failure]) -> Iterator[Candidates]:
-    """Yields the candidates without the rows of these numbers."""
-    start = 0
-    for some in candidates:
-        yield some.select(np.array([start + index not in failures for index in range(len(some))], bool))
-        start += len(some)
+def _select(candidates: Sequence[Candidates], rows: Collection[int], *, inverted: bool = False) -> list[Candidates]:
+    """Returns the candidates with only the rows of these numbers, or without these."""
+    mask = np.full(sum(map(len, candidates)), inverted)
+    mask[list(rows)] = not inverted
+    parts = np.split(mask, np.cumsum([len(some) for some in candidates])[:-1])
+    selected = [some.select(part) for some, part in zip(candidates, parts, strict=True)]
+    return [some for some in selected if len(some)]
 
 
 def _explain(
-    spark: SparkSession, query: Query, found: list[tuple[Candidates, Failure]]
-) -> list[tuple[Candidates, Failure]]:
+    spark: SparkSession, query: Query, failing: Sequence[Candidates], failures: list[Failure]
+) -> list[Failure]:
     """Ask Spark for the message of the first expression that failed; all others are named by the expression."""
-    number = next((index for index, (_, failure) in enumerate(found) if failure.expression), None)
-    if number is not None:
-        one, known = found[number]
-        failure = _run(spark.newSession(), query, [one])
-        if failure is not None:
-            found[number] = (one, replace(failure, location=failure.location or known.location))
-    return found
+    number = next((index for index, failure in enumerate(failures) if failure.expression), None)
+    if number is None:
+        return failures
+    explained = _run(spark.newSession(), query, _select(failing, [number])) or failures[number]
+    return [*failures[:number], explained, *failures[number + 1 :]]
 
 
 # -- by halves -----------------------------------------------------------------------------------------------------
@@ -228,8 +234,9 @@ def _search_by_halves(spark: SparkSession, query: Query, candidates: Sequence[Ca
             passed.extend(some)
         return failure
 
-    failing = list(bisect(candidates, probe, budget))
-    return SearchResult(failing, passed, complete=not budget.exhausted)
+    found = list(bisect(candidates, probe, budget))
+    failing, failures = [one for one, _ in found], [failure for _, failure in found]
+    return SearchResult(failing, failures, passed, complete=not budget.exhausted)
 
 
 def _run(session: SparkSession, query: Query, candidates: Sequence[Candidates]) -> Failure | None:
@@ -304,8 +311,11 @@ def _to_frame(session: SparkSession, input_: Input, rows: pa.Table) -> DataFrame
     return session.createDataFrame(rows).withMetadata(input_.time, {WATERMARK_DELAY_KEY: 0})
 
 
-def _to_side_outputs(one: Candidates, reason: str) -> Iterator[SideOutput]:
-    target = io.BytesIO()
-    with pa.ipc.new_stream(target, one.batch.values.schema) as writer:
-        writer.write_batch(one.batch.values)
-    return to_side_outputs(one.batch, iter([reason]), target.getvalue())
+def _to_side_outputs(batch: LogBatch, reasons: Iterator[str]) -> Iterator[SideOutput]:
+    """Yields the rows of a batch with their reasons, each with its own bytes."""
+    mine = itertools.islice(reasons, batch.values.num_rows)
+    for number, aside in enumerate(to_side_outputs(batch, mine)):
+        target = io.BytesIO()
+        with pa.ipc.new_stream(target, batch.values.schema) as writer:
+            writer.write_batch(batch.values.slice(number, 1))
+        yield replace(aside, data=target.getvalue())

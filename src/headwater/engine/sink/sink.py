@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame
 from headwater.engine.build.build import BuiltQuery
 from headwater.engine.context import EngineContext, QueryDirectory
 from headwater.engine.failpoints import failpoint
+from headwater.engine.quarantine.failure_limit import OperatorFailures
 from headwater.engine.sink.accounting import BatchAccounting, ObservedRows, Rejection
 from headwater.engine.sink.checkpoint import PlannedInput, read_planned_batch
 from headwater.engine.sink.files import ParquetFolder, Staging, stage_in_store
@@ -194,6 +195,7 @@ class Sink:
             states = self._store.state_store(directory.query_id)
             has_commits = self._store.last_entry(directory.query_id) is not None
             self._stateful_stage = StatefulStage(built.sink_stage, states, has_commits=has_commits)
+        self._failures = OperatorFailures(built.pipeline)
         self._rows_per_event = 1.0  # result rows per event in the last batch
         self._offset_report = OffsetReport(context.log, built.pipeline.name) if context.scratch is None else None
         self._files = ParquetFolder(context.data / built.pipeline.path) if built.pipeline.path else None
@@ -205,6 +207,9 @@ class Sink:
             frame: The lazy result of the batch; it must be computed exactly once.
             batch: The batch number.
             observed: Returns, after the run, the number of rows that each input delivered.
+
+        Raises:
+            TooManyFailuresError: A function that an operator calls fails on too many events.
         """
         failpoint("before-sink")
         # A replaced driver must not run the batch: it would write to the Spark state of its successor.
@@ -227,6 +232,9 @@ class Sink:
         self._directory.checkpoint.sync()
         result = self._run_stage(batch, rows, accounting.complete)
         rejections = (*observed.rejections(self._built.quarantine_metrics), *result.refused)
+        self._failures.check(
+            sum(account.ready for account in accounting.accounts.values()), [r for _, _, r in rejections]
+        )
         failpoint("before-sink-commit")
         commit = self._build_commit(batch, result, accounting, rejections, (began, cpu_began))
         commit = replace(commit, staged=parts, state_sizes=observed.state_sizes(self._built.state_metrics))

@@ -106,7 +106,7 @@ def worker_location(error: BaseException, pipeline: Pipeline) -> SourceLocation 
 
     Example:
         >>> from headwater.pipelines import PipelineKind
-        >>> pipeline = Pipeline("totals", PipelineKind.STREAM, ("orders",))
+        >>> pipeline = Pipeline(name="totals", kind=PipelineKind.STREAM, inputs=("orders",), sql="select 1")
         >>> text = 'Traceback:\n  File "/x/pyspark/worker.py", line 9, in f\n  File "/shop/app.py", line 4, in price\n'
         >>> print(worker_location(RuntimeError(text), pipeline))
         /shop/app.py:4

@@ -18,6 +18,7 @@ from headwater.engine.state.encoding import decode_time, encode_time
 __all__ = [
     "DELETED",
     "INPUT_SHIFT",
+    "LOCATION_MARK",
     "OFFSET",
     "PARTITION",
     "QUARANTINE_REASON",
@@ -316,6 +317,8 @@ WEIGHT: Final = "_hw_weight"
 """The weight of a Z-set row, an int64: +1 adds the row, -1 removes it; other numbers stand for several copies."""
 QUARANTINE_REASON: Final = "_hw_refused"
 """The reason why an operator rejects an event, which is then quarantined; null for every other row."""
+LOCATION_MARK: Final = "\n  at "
+"""The text in such a reason before the line of the user's code that failed."""
 QUARANTINE_SCHEMA: Final = pa.schema([(PARTITION, pa.int64()), (OFFSET, pa.int64()), (QUARANTINE_REASON, pa.string())])
 """The columns of a rejected event: its position and the reason."""
 
