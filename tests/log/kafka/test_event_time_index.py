@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from datetime import timedelta
 from pathlib import Path
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 
 import headwater as hw
-from headwater.log.kafka import EventTimeWalk, walk
+from headwater.log.kafka import EventTimeWalk, KafkaLog, event_time_index, walk
 from headwater.log.storage.frame import LOWEST_TIME
 from tests.client.shop import NOON, fresh
-from tests.log.kafka.plain import produce
+from tests.log.kafka.plain import consume, produce
 from tests.services.kafka import Broker
 
 pytestmark = pytest.mark.services
@@ -79,3 +80,24 @@ def test_a_walk_over_no_rows_keeps_the_maximum(client: hw.Client):
     walking = EventTimeWalk(42)
     walking.annotate(batch.select(np.array([False])))
     assert walking.max_event_time == 42
+
+
+def test_a_long_index_is_read_whole_from_any_offset(client: hw.Client, kafka: Broker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_time_index, "_MAX_CACHED_RANGES", 8)
+    monkeypatch.setattr(event_time_index, "_SAMPLE_INTERVAL", 4)
+    name = fresh()
+    client.create_topic(name, "n int, at timestamp", time="at")
+    with KafkaLog(f"kafka://{kafka.address}", index_time=True) as log, KafkaLog(f"kafka://{kafka.address}") as reader:
+        (partition,) = log.open_topic(name).partitions
+        for n in range(12):
+            client.send(name, {"n": n, "at": NOON})
+            partition.append_idle_marker(int(NOON.timestamp()) * 10**6 + n + 1)
+        index = reader.open_topic(name).index
+        written = [json.loads(message.value())[:3] for message in consume(kafka.address, index.name)]
+        assert len(written) == 24
+        for start in (0, 5, 11, 2):
+            found = [[each.base_offset, each.next_offset, each.count] for each in index.ranges(0, start, 10)]
+            expected = [each for each in written if each[0] < 10 and (each[1] > start or each[:2] == [start, start])]
+            assert found == expected
+            batches = reader.open_topic(name).batches(0, start, 12)
+            assert [offset for batch in batches for offset in batch.offsets] == list(range(start, 12))

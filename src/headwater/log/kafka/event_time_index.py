@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +55,7 @@ UNKNOWN_ARRIVAL: Final = 2**62
 """Stands for an unknown arrival, in ranges of older versions: late after every event time, so the topic is not live."""
 _NEEDS_READ: Final = envelope_bits(["_hw.deleted", "_hw.error"])
 _MAX_CACHED_RANGES: Final = 20_000  # per partition
+_SAMPLE_INTERVAL: Final = 500  # records of the side topic between two whose position is remembered
 _STALL_TIMEOUT: Final = 2.0  # seconds without an expected record, then the consumer is replaced
 _READ_BYTES: Final = 4 << 20  # bytes of one read of a walk
 _MICROSECOND = timedelta(microseconds=1)
@@ -174,28 +175,68 @@ class EventTimeIndex:
         self._lock = threading.RLock()  # held while reading: the driver allows one thread per consumer
         self._consumer: Any = None
         self._known: dict[int, _PartitionIndex] = {}
+        self._samples: dict[int, list[tuple[int, int]]] = {}  # of some ranges: their end, and their position
 
     def end(self, partition: int) -> EventTimeEnd:
         """Returns how far the partition was indexed at the last `refresh`."""
         with self._lock:
             return self._known[partition].end if partition in self._known else EventTimeEnd()
 
-    def ranges(self, partition: int, start: int, end: int) -> list[OffsetRange]:
+    def ranges(self, partition: int, start: int, end: int) -> Iterator[OffsetRange]:
         """Returns the ranges that hold offsets in `[start, end)`, with idle markers."""
         with self._lock:
             known = self._known.get(partition)
             dropped = known is not None and (not known.ranges or start < known.ranges[0].base_offset)
             if known is None or (dropped and start < known.end.next_offset):
-                # The timestamp of a record is the end of its range, so this finds the range of the offset.
-                position = self._topics.offset_for_time(self.name, partition, start * 1000)
-                if position is None:
-                    position = self._topics.start_offsets(self.name, [partition])[partition]
+                position = self._find_position(partition, start)
+                last = self._topics.end_offsets(self.name, [partition])[partition]
+                if last - position > _MAX_CACHED_RANGES:
+                    return self._read_history(partition, position, start, end)
                 self._seek(partition, position)
                 self.refresh()
             elif known.end.next_offset < end:
                 self.refresh()
             found = self._known[partition].since(start)
-        return [each for each in found if each.base_offset < end]
+        return (each for each in found if each.base_offset < end)
+
+    def _find_position(self, partition: int, start: int) -> int:
+        """Returns an offset in the side topic that is not after the range of an offset."""
+        samples = self._samples.get(partition, [])
+        index = bisect_left(samples, (start, -1))
+        if index:
+            return samples[index - 1][1]
+        # The timestamp of a record is the end of its range, so this finds the range of the offset.
+        position = self._topics.offset_for_time(self.name, partition, start * 1000)
+        return self._topics.start_offsets(self.name, [partition])[partition] if position is None else position
+
+    def _read_history(self, partition: int, position: int, start: int, end: int) -> Iterator[OffsetRange]:
+        """Yields ranges that are too far back to be kept with the newest, from a consumer of its own."""
+        consumer = self._create_consumer()
+        try:
+            consumer.assign([topic_partition(self.name, partition, position)])
+            heard_at = time.monotonic()
+            while time.monotonic() - heard_at < self._brokers.patience:
+                for message in consumer.consume(_SAMPLE_INTERVAL, 0.2):
+                    if message.error() is not None:
+                        if message.error().code() == self._brokers.kafka.KafkaError._PARTITION_EOF:
+                            return
+                        continue
+                    heard_at = time.monotonic()
+                    each = msgspec.json.decode(message.value(), type=OffsetRange)
+                    self._add_sample(partition, each.next_offset, message.offset())
+                    if each.base_offset >= end:
+                        return
+                    if each.next_offset > start or each.base_offset == each.next_offset == start:
+                        yield each
+            raise self._brokers.unreachable_error()
+        finally:
+            consumer.close()
+
+    def _add_sample(self, partition: int, next_offset: int, position: int) -> None:
+        with self._lock:
+            samples = self._samples.setdefault(partition, [])
+            if not samples or (next_offset > samples[-1][0] and position >= samples[-1][1] + _SAMPLE_INTERVAL):
+                samples.append((next_offset, position))
 
     def refresh(self) -> None:
         """Read the side topic to its present end.

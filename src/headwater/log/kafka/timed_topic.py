@@ -188,7 +188,7 @@ class TimedKafkaTopic:
         Those of a compacted topic are read from the brokers, so that all readers see the records that are left.
         """
         self._check_topic()
-        ranges = self.index.ranges(partition, start, end)
+        ranges = list(self.index.ranges(partition, start, end))
         return read_ranges(self._log, self._name, partition, ranges, start, end, use_cache=not self._compacted)
 
     def close(self) -> None:
