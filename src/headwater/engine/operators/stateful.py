@@ -145,6 +145,11 @@ class Stateful(_FunctionOperator):
         self._on_expire = None if on_expire is None else UserFunction(on_expire)
         self._check()
 
+    @property
+    def uses_event_time(self) -> bool:
+        """Whether keys expire."""
+        return self._expire is not None
+
     def _check(self) -> None:
         try:
             storable = not isinstance(msgspec.inspect.type_info(self._type), msgspec.inspect.CustomType)
@@ -361,6 +366,11 @@ class VectorizedStateful(_FunctionOperator):
         super().__init__(events, by, fn, returns, quarantine=quarantine)
         self._state = parse_columns(state, self._function)
         self._record_type = np.dtype([(field.name, self._column_dtype(field)) for field in self._state])
+
+    @property
+    def uses_event_time(self) -> bool:
+        """Never: the function has no timers."""
+        return False
 
     def _column_dtype(self, field: pa.Field) -> np.dtype[Any]:
         kind = field.type

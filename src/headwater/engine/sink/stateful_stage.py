@@ -1,8 +1,8 @@
 """The stateful stage of the sink: an operator whose state is in the store and commits with its result rows.
 
 `to_upserts` converts Z-set rows to rows and deletes, and `inserted_keys` finds the keys that must be new. If each row
-has the time from which it is valid, `to_changes` converts all versions to published changes, and `last_by_key` keeps the
-last one.
+has the time from which it is valid, `to_changes` converts all versions to published changes, and `last_by_key` keeps
+the last one.
 """
 
 from __future__ import annotations
