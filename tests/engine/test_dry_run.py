@@ -18,10 +18,25 @@ AT_SINK: Any = SimpleNamespace()
     ("options", "words"),
     [
         ({}, []),
-        ({"sink_stage": AT_SINK, "stateful": ("state",)}, ["at the sink"]),
-        ({"spark_operators": ("sessions",), "stateful": ("sessions",)}, ["8 key groups", "when they are final"]),
-        ({"mode": "update", "stateful": ("aggregate",), "window": "w"}, ["marked as open"]),
-        ({"mode": "update", "stateful": ("aggregate",), "drop_late": False}, ["late events count"]),
+        ({"sink_stage": AT_SINK, "stateful": ("rows",)}, ["at the sink", "late events are used"]),
+        (
+            {
+                "sink_stage": AT_SINK,
+                "stateful": ("sessions",),
+                "event_time_steps": ("hw.sessions",),
+                "checks_key": True,
+            },
+            ["at the sink", "left out, because the result depends on event time: hw.sessions", "KEY_NOT_UNIQUE"],
+        ),
+        (
+            {"spark_operators": ("a",), "stateful": ("a",), "event_time_steps": ("hw.sliding", "aggregate")},
+            ["8 key groups", "when they are final", "depends on event time: hw.sliding, aggregate"],
+        ),
+        (
+            {"mode": "update", "stateful": ("aggregate",), "window": "w", "event_time_steps": ("aggregate",)},
+            ["marked as open", "left out"],
+        ),
+        ({"mode": "update", "stateful": ("aggregate",)}, ["state is kept for ever", "late events are used"]),
     ],
 )
 def test_notes_tell_where_state_is_and_when_rows_come(options: dict[str, Any], words: list[str]):

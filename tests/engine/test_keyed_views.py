@@ -65,7 +65,9 @@ def count(product, orders, state):
 
 
 def picky(product, orders, state):
+    """Changes the state in place before it fails."""
     if any(order["amount"] < 0 for order in orders):
+        (state or {}).update(n=100, amount=100)
         raise ValueError("no order is negative")
     return count(product, orders, state)
 

@@ -101,12 +101,27 @@ def describe(built: BuiltQuery) -> Iterator[str]:
         return
     if built.sink_stage is not None:
         yield "its last step runs at the sink: its state commits with rows and ledger, in the store"
-        return
-    if built.spark_operators:
+    elif built.spark_operators:
         yield f"other steps follow {built.spark_operators[-1]}: its state is in Spark, in {KEY_GROUPS} key groups"
+    if built.sink_stage is None:
+        yield from _describe_emission(built)
+    yield from _describe_late(built)
+    if built.checks_key:
+        yield "two rows could have the same key: every batch is checked, and stops with KEY_NOT_UNIQUE"
+
+
+def _describe_late(built: BuiltQuery) -> Iterator[str]:
+    if built.event_time_steps:
+        steps = ", ".join(built.event_time_steps)
+        yield f"late events are left out, because the result depends on event time: {steps}"
+    elif built.stateful and not all(input_.is_table for input_ in built.inputs):
+        yield "late events are used: no step depends on event time"
+
+
+def _describe_emission(built: BuiltQuery) -> Iterator[str]:
     if built.marks_final_rows:
         yield "rows are shown while their window is open, and marked as open"
     if built.mode == "append" and built.stateful:
         yield "rows are shown when they are final"
-    if built.stateful and not built.input_options.drop_late:
-        yield "it does not wait for event time: late events count, and state is kept for ever"
+    if built.stateful and not built.event_time_steps:
+        yield "no step waits for event time: state is kept for ever"

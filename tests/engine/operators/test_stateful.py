@@ -190,6 +190,39 @@ def test_a_rejected_call_keeps_the_state_of_the_call_before_it():
     assert rows(operator, state, [("a", 8, 101)]) == [("a", 11)]
 
 
+def test_a_rejected_event_neither_prolongs_nor_ends_a_life():
+    operator, state = made(changing, quarantine=True, expire="10 seconds", on_expire=told), MemoryState()
+    rows(operator, state, [("a", 1, 0), ("b", 1, 0)])
+    rows(operator, state, [("a", -2, 5)])
+    assert rows(operator, state, [("b", -2, 20)]) == [(None, None)]
+    assert rows(operator, state, [("b", 4, 6)]) == [("b", 5)]
+    assert rows(operator, state, watermark=10) == [("a", -1)]
+    assert rows(operator, state, watermark=16) == [("b", -5)]
+
+
+@pytest.mark.parametrize("watermark", [0, 20])
+def test_no_event_is_rejected_because_the_function_for_expired_keys_fails(watermark):
+    def fail(key, state):
+        yield {"k": key, "n": 0}
+        raise ValueError(key)
+
+    operator, state = made(quarantine=True, expire="10 seconds", on_expire=fail), MemoryState()
+    rows(operator, state, [("a", 1, 0)])
+    with pytest.raises(ValueError, match="a"):
+        rows(operator, state, [] if watermark else [("a", 2, 20)], watermark)
+
+
+def test_no_event_is_rejected_because_an_upgrade_fails():
+    def fail(version, plain):
+        raise KeyError(version)
+
+    state = MemoryState()
+    rows(made(), state, [("a", 1, 0)])
+    with pytest.raises(KeyError):
+        rows(made(version=2, upgrade=fail, quarantine=True), state, [("a", 2, 1)])
+    assert rows(made(), state, [("a", 2, 1)]) == [("a", 3)]
+
+
 @pytest.mark.parametrize(
     "fn",
     [

@@ -62,6 +62,7 @@ class BuiltQuery:
         state_metrics: The names of the metrics with which they report the size of their state.
         checks_key: Whether its rows carry weights and the plan does not prove that the key identifies them; every
             batch is then checked.
+        event_time_steps: The steps whose result depends on the watermark. If there are any, late events are left out.
         before_state: Applies the user's code up to the first operator, to any DataFrames; None if there is no such
             code.
     """
@@ -83,6 +84,7 @@ class BuiltQuery:
     quarantine_metrics: tuple[str, ...] = ()
     state_metrics: tuple[str, ...] = ()
     checks_key: bool = False
+    event_time_steps: tuple[str, ...] = ()
     before_state: Callable[[Mapping[str, DataFrame]], DataFrame] | None = None
 
     @property
@@ -190,6 +192,7 @@ def _build_in_spark(
     operators = tuple(plan_analysis.stateful_steps(plan))
     mode_error = partial(plan_analysis.output_mode_error, first)
     mode = checks.choose_mode(pipeline, stateful=bool(operators), mode_error=mode_error)
+    event_time_steps = _event_time_steps(plan, scope)
     view = pipeline.kind is PipelineKind.VIEW
     has_weights = view and not operators and any(input_.row_behaviour for input_ in inputs)
     # Rows that wait for the watermark come in a separate batch, once the watermark is known.
@@ -198,7 +201,7 @@ def _build_in_spark(
     whole = has_weights or bool(scope.descriptions)
     input_options = replace(
         input_options,
-        drop_late=plan_analysis.drops_late_rows(operators) or (bool(operators) and mode_error("append") is None),
+        drop_late=bool(event_time_steps),
         alignment_files=_alignment_files(plan, inputs, input_options, has_weights=has_weights),
         ipc_batches=True,
         columns={} if whole else prune_columns(session, pipeline.apply, inputs),
@@ -221,7 +224,7 @@ def _build_in_spark(
         "\n".join((plan_analysis.state_text(plan), *scope.state_forms)), has_weights,
         plan_analysis.join_delay(first), spark_operators=tuple(scope.descriptions),
         quarantine_metrics=tuple(scope.quarantine_metrics), state_metrics=tuple(scope.state_metrics),
-        checks_key=has_weights and not _is_key_proved(first, pipeline, inputs),
+        checks_key=has_weights and not _is_key_proved(first, pipeline, inputs), event_time_steps=event_time_steps,
         before_state=before_state if scope.descriptions else pipeline.apply,
     )  # fmt: skip
 
@@ -264,9 +267,12 @@ def _build_with_sink_stage(
         assert sink_stage is not None
         return sink_stage, scope
 
-    plan = plan_analysis.plan_of(split(stream_inputs(session, inputs, input_options))[0].frame())
+    trial, scope = split(stream_inputs(session, inputs, input_options))
+    plan = plan_analysis.plan_of(trial.frame())
+    event_time_steps = _event_time_steps(plan, scope)
     input_options = replace(
         input_options,
+        drop_late=bool(event_time_steps),
         columns=prune_columns(session, lambda tables: split(tables)[0].frame(), inputs),
         alignment_files=_alignment_files(plan, inputs, input_options, has_weights=False),
         ipc_batches=True,
@@ -289,7 +295,7 @@ def _build_with_sink_stage(
         WEIGHT in sink_stage.operator.schema.names, sink_stage=sink_stage,
         spark_operators=tuple(scope.descriptions[:-1]),
         quarantine_metrics=tuple(scope.quarantine_metrics), state_metrics=tuple(scope.state_metrics),
-        checks_key=WEIGHT in sink_stage.operator.schema.names,
+        checks_key=WEIGHT in sink_stage.operator.schema.names, event_time_steps=event_time_steps,
         before_state=lambda frames: split(frames)[0].frame(),
     )  # fmt: skip
 
@@ -370,6 +376,11 @@ def _build_weighted_frame(
     return apply_with_weights(
         lambda frames: call_function(pipeline, frames), new, {view.name: old[view.name] for view in views}
     )
+
+
+def _event_time_steps(plan: Any, scope: BuildScope) -> tuple[str, ...]:
+    """Returns the steps of Spark and the operators whose result depends on the watermark, each once."""
+    return tuple(dict.fromkeys((*plan_analysis.event_time_steps(plan), *scope.event_time_operators)))
 
 
 def _is_key_proved(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...]) -> bool:

@@ -20,7 +20,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.engine.build.inputs import Input
-from headwater.engine.build.plan_analysis import EVENT_TIME, HIDDEN_PREFIX, event_time_column, plan_of, restore_position
+from headwater.engine.build.plan_analysis import (
+    EVENT_TIME,
+    HIDDEN_PREFIX,
+    STATE_METRIC_PREFIX,
+    event_time_column,
+    plan_of,
+    restore_position,
+)
 from headwater.engine.build.sink_stage import SinkStage, StageInput
 from headwater.engine.operators.arguments import refuse
 from headwater.engine.state.spark_host import apply_in_spark
@@ -64,6 +71,7 @@ class BuildScope:
         descriptions: Descriptions of the state of each operator, for messages.
         state_forms: Descriptions of the format of each state, which are stored and compared.
         last_only: The operators that must be the last step.
+        event_time_operators: The operators whose result depends on the watermark.
         entry_inputs: The inputs of operators that do not come from another operator.
         quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.
         state_metrics: The names of the metrics with which operators in Spark report the size of their state.
@@ -75,6 +83,7 @@ class BuildScope:
     descriptions: list[str] = field(default_factory=list)
     state_forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
+    event_time_operators: list[str] = field(default_factory=list)
     entry_inputs: list[StageInput] = field(default_factory=list)
     quarantine_metrics: list[str] = field(default_factory=list)
     state_metrics: list[str] = field(default_factory=list)
@@ -185,11 +194,13 @@ def place_operator(
     scope.state_forms.append(f"{KEY_GROUPS} buckets by checksum of {inside.form}")
     if WEIGHT in inside.schema.names:
         scope.last_only.append(operator_name)
+    if inside.uses_event_time:
+        scope.event_time_operators.append(operator_name)
     frames, times = [one.frame for one in inputs], [one.time for one in inputs]
     time = times[0] if times[0] in inside.schema.names else None
     event_time = frames[0].schema[times[0]].metadata
     if in_spark:
-        scope.state_metrics.append(f"kept.{len(scope.descriptions)}")
+        scope.state_metrics.append(f"{STATE_METRIC_PREFIX}{len(scope.descriptions)}")
         result = apply_in_spark(
             inside, frames, times=times, key_groups=KEY_GROUPS, time=time, metric=scope.state_metrics[-1]
         )

@@ -12,7 +12,8 @@ every step above it with the hidden columns appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any, Final, Literal
 
 from pyspark.errors import PySparkException
@@ -25,13 +26,14 @@ from headwater.engine.state.state import INPUT_SHIFT, OFFSET, PARTITION
 __all__ = [
     "EVENT_TIME",
     "HIDDEN_PREFIX",
+    "STATE_METRIC_PREFIX",
     "WATERMARK_DELAY_KEY",
     "Mode",
     "append_all",
     "count_reads",
     "deduplications_within_watermark",
-    "drops_late_rows",
     "event_time_column",
+    "event_time_steps",
     "frame_of",
     "join_delay",
     "join_wait_times",
@@ -72,18 +74,6 @@ def stateful_steps(plan: Any) -> Iterator[str]:
     return (_STATEFUL[step.nodeName()] for step in _steps(plan) if step.nodeName() in _STATEFUL)
 
 
-def drops_late_rows(steps: Iterable[str]) -> bool:
-    """Returns whether Spark itself drops late rows before one of these steps (see `stateful_steps`).
-
-    An aggregate drops them only if it groups by event time; the output mode "append" is then possible.
-
-    Example:
-        >>> drops_late_rows(["aggregate", "deduplicate"]), drops_late_rows(["aggregate"])
-        (True, False)
-    """
-    return not set(steps) <= {"aggregate", "limit"}
-
-
 def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
     """Yields how long rows of each side of each stream join wait for a match, in milliseconds.
 
@@ -107,6 +97,38 @@ def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
 def join_delay(frame: DataFrame) -> int:
     """Returns how much older than the watermark result rows may be because of joins, in microseconds."""
     return sum(wait for _, wait in join_wait_times(frame) if wait) * 1_000
+
+
+def event_time_steps(plan: Any) -> Iterator[str]:
+    """Yields descriptions of the steps whose result depends on the watermark, from the last to the first.
+
+    Spark drops late rows there, so these are left out before they reach it. Headwater's operators are not included:
+    they tell by themselves whether they use event time (`Operator.uses_event_time`).
+    """
+    # A step that has one step below comes directly before it, as the metrics of an operator do.
+    for above, step in pairwise(chain([None], _steps(plan))):
+        if not (above and _is_operator(above)) and _uses_event_time(step):
+            yield _STATEFUL[step.nodeName()]
+
+
+def _uses_event_time(step: Any) -> bool:
+    """Returns whether a step of Spark drops rows or ends state by the watermark."""
+    match step.nodeName():
+        case "Aggregate":  # by a window, or by the event time itself
+            return _has_event_time(step.groupingExpressions())
+        case "Deduplicate" | "Distinct":
+            return _has_event_time(step.child().output())
+        case "FlatMapGroupsInPandasWithState":
+            return "EventTime" in step.timeout().toString()
+        case "TransformWithStateInPySpark":
+            return "EventTime" in step.timeMode().toString()
+        case name:
+            return name == "Join"
+
+
+def _has_event_time(columns: Any) -> bool:
+    named = [one for one in scala_items(columns) if one.nodeName() in ("AttributeReference", "Alias")]
+    return any(one.metadata().contains(WATERMARK_DELAY_KEY) for one in named)
 
 
 _ONE_TO_ONE: Final = ("Project", "Filter", "SubqueryAlias", "View", "EventTimeWatermark", "CollectMetrics")
@@ -186,6 +208,8 @@ def event_time_column(schema: StructType) -> str | None:
 
 
 HIDDEN_PREFIX: Final = "_hw_"
+STATE_METRIC_PREFIX: Final = "kept."
+"""The names of the metrics with which Headwater's operators in Spark report the size of their state begin so."""
 EVENT_TIME: Final = "_hw_at"
 """The event time, if the user's columns do not include it."""
 _CARRIED: Final = {"_hw_carried_partition": PARTITION, "_hw_carried_offset": OFFSET, "_hw_carried_at": EVENT_TIME}
@@ -305,7 +329,8 @@ def _preserves_rows(plan: Any, *, deep: bool = False) -> bool:
 def _is_operator(plan: Any) -> bool:
     """Returns whether a step is one of Headwater's operators, below its metrics."""
     names = [str(step.nodeName()) for step in (plan, *scala_items(plan.children()))]
-    return names[0] == "CollectMetrics" and names[1].startswith("TransformWithState")
+    metrics = names[0] == "CollectMetrics" and plan.name().startswith(STATE_METRIC_PREFIX)
+    return metrics and names[1].startswith("TransformWithState")
 
 
 def frame_of(like: DataFrame, plan: Any) -> DataFrame:

@@ -84,6 +84,11 @@ class AsOfJoin:
         return tuple(left for left, _ in self.on), tuple(right for _, right in self.on)
 
     @property
+    def uses_event_time(self) -> bool:
+        """Always: versions that no event in time can need are deleted."""
+        return True
+
+    @property
     def schema(self) -> pa.Schema:
         """The event's columns, the table's other columns, `valid_from`, the event's position; `WEIGHT` unless final."""
         valid_from = [] if self.valid_from is None else [pa.field(self.valid_from, TIMESTAMP)]

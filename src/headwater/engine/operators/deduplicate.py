@@ -59,6 +59,11 @@ class Deduplicate:
         return (self.key,)
 
     @property
+    def uses_event_time(self) -> bool:
+        """Always: an event is emitted when no earlier one can arrive."""
+        return True
+
+    @property
     def schema(self) -> pa.Schema:
         """The event's columns and its position."""
         return with_position(self.events)

@@ -90,6 +90,11 @@ class Enrich:
         return tuple(left for left, _ in self.on), tuple(right for _, right in self.on)
 
     @property
+    def uses_event_time(self) -> bool:
+        """Whether events wait for their row."""
+        return self.wait > 0
+
+    @property
     def schema(self) -> pa.Schema:
         """The event's columns, the table's other columns, the event's position; `QUARANTINE_REASON` if it is used."""
         columns = with_position(pa.schema([*self.events, *self._contents]))

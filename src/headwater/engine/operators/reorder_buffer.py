@@ -95,6 +95,11 @@ class ReorderBuffer:
         return self.operator.keys
 
     @property
+    def uses_event_time(self) -> bool:
+        """Always: events wait for earlier ones."""
+        return True
+
+    @property
     def schema(self) -> pa.Schema:
         """The schema of the operator."""
         return self.operator.schema

@@ -90,6 +90,11 @@ class SessionWindows:
         return (self.key,)
 
     @property
+    def uses_event_time(self) -> bool:
+        """Always: a session ends when the watermark has passed its gap."""
+        return True
+
+    @property
     def schema(self) -> pa.Schema:
         """The key, start and end, the aggregates, `WEIGHT`."""
         key = [self.events.field(name) for name in self.key]

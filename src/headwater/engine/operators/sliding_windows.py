@@ -88,6 +88,11 @@ class SlidingWindows:
         return (self.key,)
 
     @property
+    def uses_event_time(self) -> bool:
+        """Always: events that no window in time can need are deleted."""
+        return True
+
+    @property
     def schema(self) -> pa.Schema:
         """The event's columns, the aggregates, the event's position; `WEIGHT` unless final."""
         fields = output_fields("sliding", self.aggregates, self.events)

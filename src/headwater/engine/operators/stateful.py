@@ -145,6 +145,11 @@ class Stateful(_FunctionOperator):
         self._on_expire = None if on_expire is None else UserFunction(on_expire)
         self._check()
 
+    @property
+    def uses_event_time(self) -> bool:
+        """Whether keys expire."""
+        return self._expire is not None
+
     def _check(self) -> None:
         try:
             storable = not isinstance(msgspec.inspect.type_info(self._type), msgspec.inspect.CustomType)
@@ -194,20 +199,20 @@ class Stateful(_FunctionOperator):
         dicts = [dict(zip(names, row, strict=True)) for row in values]
         times = ordered.column(TIME).to_numpy() if self._expire else None
         for number, start, end in _call_spans(by_key, times, self._expire):
-            mine = states[number]
+            mine, count = states[number], len(rows)
+            # The first call of a key needs no copy: its state is still in the store.
+            before = None if start == starts[number] else deepcopy(mine)
             if times is not None:
                 self._advance_time(keys[number], mine, int(times[start]), int(times[end - 1]), rows)
-            # The first call of a key needs no copy: its state is still in the store.
-            before = None if start == starts[number] else deepcopy(mine.value)
             try:
                 mine.value = self._call(keys[number], dicts[start:end], mine.value, rows)
             except Exception as error:  # the user's code may raise anything
                 if not self._quarantine:
                     raise
-                # The state is restored, because the function may have changed it in place before it failed. A state
-                # that expired before the call stays None.
-                if mine.value is not None:
-                    mine.value = self._decode(stored[number]).value if start == starts[number] else before
+                # As if the events had not come: the function may have changed the state in place before it failed, and
+                # the time of the events may have prolonged or ended the life of the key.
+                states[number] = self._decode(stored[number]) if before is None else before
+                del rows[count:]
                 rejected.append(quarantine_rows(ordered.slice(start, end - start), error))
         self._save(state, by_key.keys, states)
 
@@ -361,6 +366,11 @@ class VectorizedStateful(_FunctionOperator):
         super().__init__(events, by, fn, returns, quarantine=quarantine)
         self._state = parse_columns(state, self._function)
         self._record_type = np.dtype([(field.name, self._column_dtype(field)) for field in self._state])
+
+    @property
+    def uses_event_time(self) -> bool:
+        """Never: the function has no timers."""
+        return False
 
     def _column_dtype(self, field: pa.Field) -> np.dtype[Any]:
         kind = field.type

@@ -364,6 +364,10 @@ class Operator(StatefulStep, Protocol):
         and of its expired timers, because the state of other keys may be on another host.
         """
 
+    @property
+    def uses_event_time(self) -> bool:
+        """Whether its result depends on the watermark. If so, late events are left out before they reach it."""
+
 
 def describe_columns(schema: pa.Schema) -> str:
     """Returns names and types of columns as text, for the `form` of an operator.
