@@ -18,6 +18,7 @@ from headwater.engine.query import Query
 from headwater.engine.sink.accounting import to_side_outputs
 from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
 from headwater.engine.spark.error_translation import first_line
+from headwater.errors import BadRowError
 from headwater.log import LogBatch
 from headwater.store import SideOutput
 
@@ -40,10 +41,18 @@ class Candidates:
         return Candidates(self.input_, self.batch.select((indexes >= start) & (indexes < end)))
 
 
-def find_failing_events(spark: SparkSession, query: Query, context: EngineContext) -> list[SideOutput]:
+def find_failing_events(
+    spark: SparkSession, query: Query, context: EngineContext, check: Callable[[pa.Table], None] | None = None
+) -> list[SideOutput]:
     """Returns the events of the failed batch on which the user's function fails alone, with the reason.
 
     Empty if the batch now succeeds, because the cause was elsewhere and has passed, or if no single event is the cause.
+
+    Args:
+        spark: The session.
+        query: The query whose batch has failed.
+        context: The engine context.
+        check: Raises if the rows that some events give cannot be stored.
     """
     candidates = list(_candidates(query, context))
     session = spark.newSession()
@@ -53,7 +62,12 @@ def find_failing_events(spark: SparkSession, query: Query, context: EngineContex
     def probe(some: Sequence[Candidates]) -> str | None:
         frames = {input_.name: _to_frame(session, query, input_, some) for input_ in query.built.inputs}
         try:
-            apply(frames).write.format("noop").mode("overwrite").save()
+            if check is None:
+                apply(frames).write.format("noop").mode("overwrite").save()
+            else:
+                check(apply(frames).toArrow())
+        except BadRowError as error:
+            return f"{error.code}: {error.what}"
         except (Py4JNetworkError, OSError):
             raise  # Spark itself has ended; no event is the cause
         except Exception as error:

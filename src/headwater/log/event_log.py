@@ -210,6 +210,10 @@ class EventLog:
         """Wait for an event passed to `begin_append`."""
         return self.open_topic(name).writer.await_append(pending)
 
+    def check_sizes(self, name: str, batch: WriteBatch) -> None:
+        """Check that every event of a batch is within the size limit; appends nothing."""
+        self.open_topic(name).writer.check_sizes(batch)
+
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""
         check_producer(producer)

@@ -17,6 +17,7 @@ from headwater.store.changelog import pack, unpack
 from headwater.store.commit import Commit, OutboxEntry, SideOutput
 from headwater.store.dialect import Dialect, Session, ViewWriter
 from headwater.store.ledger import LedgerEntry, find_entry, write_ends, write_entry
+from headwater.store.row_checks import plain_text
 from headwater.store.state_table import write_state_sizes, write_states
 from headwater.store.view_registry import find_table
 
@@ -42,7 +43,7 @@ def write_side_outputs(
     rows = (
         (
             *(query, event.topic, event.partition, event.offset, event.occurred_at, event.received_at),
-            *(event.value, event.reason, event.data, batch),
+            *(plain_text(event.value), plain_text(event.reason), event.data, batch),
         )
         for event in events
     )

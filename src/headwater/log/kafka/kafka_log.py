@@ -207,6 +207,10 @@ class KafkaLog:
         """Wait for an event passed to `begin_append`."""
         return self._topic_handle(name).writer.await_append(pending)
 
+    def check_sizes(self, name: str, batch: WriteBatch) -> None:
+        """Check that every record of a batch is within the size limit; appends nothing."""
+        self._topic_handle(name, batch.version).writer.check_sizes(batch)
+
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number per partition; the caller takes over the producer id."""
         check_producer(producer)
