@@ -137,7 +137,8 @@ def _split_large_updates(log: TimedLog, topic: Topic, built: BuiltQuery, changes
     """Returns the changes with each update that is too large for an event as a deletion and an insertion."""
     if built.pipeline.kind is not PipelineKind.VIEW:
         return changes
-    parts, done = [], 0
+    parts: list[pa.Table] = []
+    done = 0
     for index in find_large_rows(changes, _CHECK_ABOVE):
         row = changes.slice(index, 1)
         if row.column("op")[0].as_py() == "update" and not _is_within_limit(log, topic, built, row):
