@@ -30,6 +30,7 @@
     │   ├── UnknownQueueError      no queue of that name
     │   ├── UnknownViewError       no view of that name
     │   ├── KeyNotUniqueError      two rows of a view with one key
+    │   ├── BadRowError            a row of a view or stream that cannot be stored
     │   └── UnknownCodeError       no error of that code
     ├── RefusedError               the request is valid but not allowed
     │   ├── SchemaConflictError    a type that cannot read old events
@@ -459,6 +460,17 @@ class KeyNotUniqueError(UsageError):
     """
 
     code = "KEY_NOT_UNIQUE"
+
+
+class BadRowError(UsageError):
+    """A pipeline has computed a row that cannot be stored or published; its batch was not committed.
+
+    A text has a NUL character or is not UTF-8, a time is outside of the years 1 to 9999, a key has more than 2,500
+    bytes, or a row is too large for an event. `data` has the `view`, the `key` and, if one is the cause, the `column`.
+    The event is quarantined if the row comes from a single one. Otherwise the pipeline stops: change its function.
+    """
+
+    code = "BAD_ROW"
 
 
 class UnknownCodeError(UsageError):

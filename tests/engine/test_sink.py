@@ -15,10 +15,12 @@ import headwater as hw
 from headwater.backends import open_view_reader
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import FAILPOINTS, CrashError, arm, failpoint
+from headwater.engine.sink import publisher
 from headwater.engine.sink.publisher import output_topic, publish
 from headwater.engine.sink.sink import Sink, ViewRows, choose_destination, to_view_rows
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.errors import (
+    BadRowError,
     EngineFailedError,
     FencedError,
     KeyNotUniqueError,
@@ -299,3 +301,72 @@ def test_versions_become_changes_and_the_last_row():
     view = to_view_rows(rows, TABLE, consolidate=False, check_key=False)
     assert (view.rows.to_pydict(), view.deletes.to_pydict()) == ({"id": []}, {"id": [1]})
     assert view.changes.column("op").to_pylist() == ["insert", "delete"]
+    upserts, deletes, changes = to_view_rows(rows, TABLE, consolidate=False)
+    assert (upserts.to_pydict(), deletes.to_pydict()) == ({"id": []}, {"id": [1]})
+    assert changes.column("op").to_pylist() == ["insert", "delete"]
+
+
+NOTES = pa.schema([("id", pa.int32()), ("text", pa.string())])
+LIMIT = 4 << 20
+
+
+class NotesRun(Run):
+    """A view or stream of texts."""
+
+    def __init__(self, context: EngineContext, kind: PipelineKind = PipelineKind.VIEW) -> None:
+        self.context = context
+        self.built = built(pipeline(kind), orders(), drop_late=False, schema=NOTES)
+        self.directory = context.query_directory("big", 1)
+        self.topic = output_topic(self.built, 1)
+        assert self.topic is not None
+        context.log.create(self.topic)
+        self.table = ViewTable("big", 1, NOTES, ("id",)) if kind is PipelineKind.VIEW else None
+        if self.table is not None:
+            context.store.create(self.table)
+
+    def commit(self, batch: int, text: str) -> None:
+        """Process a batch of one row."""
+        self.plan(batch, batch + 1)
+        frame: Any = Frame()
+        frame.rows = pa.table({"id": [1], "text": [text]}, NOTES)
+        observed: Any = Observed(1)
+        self.start().process_batch(frame, batch, observed)
+
+
+@pytest.mark.parametrize("kind", [PipelineKind.VIEW, PipelineKind.STREAM])
+def test_a_row_above_the_event_limit_is_refused_before_the_commit(context: EngineContext, kind: PipelineKind):
+    run = NotesRun(context, kind)
+    with pytest.raises(BadRowError):
+        run.commit(0, "x" * (LIMIT + 1))
+    assert context.store.last_entry("big@1") is None
+    run.commit(0, "x")
+    assert len(run.published()) == 1
+
+
+def test_an_update_above_the_event_limit_is_published_as_two_events(context: EngineContext):
+    run = NotesRun(context)
+    first, second = "a" * (LIMIT * 3 // 4), "b" * (LIMIT * 3 // 4)
+    run.commit(0, first)
+    run.commit(1, second)
+    run.commit(2, "small")  # with the row before, this fits into one event
+    changes = [(change["op"], change["before"], change["after"]) for change in run.published()]
+    rows = [{"id": 1, "text": text} for text in (first, second, "small")]
+    assert [op for op, _, _ in changes] == ["insert", "delete", "insert", "update"]
+    assert changes[1:3] == [("delete", rows[0], None), ("insert", None, rows[1])]
+    assert changes[3][1:] == (rows[1], rows[2])
+
+
+def test_an_outbox_that_an_older_version_could_not_publish_goes_on(
+    context: EngineContext, monkeypatch: pytest.MonkeyPatch
+):
+    run = NotesRun(context)
+    run.commit(0, "a" * (LIMIT * 3 // 4))
+    with monkeypatch.context() as older:
+        older.setattr(publisher, "_split_large_updates", lambda log, topic, built, changes: changes)
+        with pytest.raises(BadRowError) as caught:
+            run.commit(1, "b" * (LIMIT * 3 // 4))
+        assert caught.value.fix == "headwater run --rebuild big"
+    assert len(context.store.outbox("big@1")) == 1
+    run.commit(2, "c")
+    assert context.store.outbox("big@1") == []
+    assert [change["op"] for change in run.published()] == ["insert", "delete", "insert", "update"]

@@ -20,7 +20,9 @@ from headwater.engine.supervisor import PipelineSupervisor, Reaction, choose_rea
 from headwater.errors import (
     BadCredentialsError,
     BadPipelineError,
+    BadRowError,
     DamagedError,
+    DataGoneError,
     EngineFailedError,
     FencedError,
     HeadwaterError,
@@ -60,6 +62,10 @@ LOST_IN_SPARK = "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_CHECKPOINT] an error"
         (FencedError("an older epoch"), Reaction.RETRY),
         (EngineFailedError("counts differ"), Reaction.RETRY),
         (RuntimeError("boom"), Reaction.RETRY),
+        (BadRowError("a NUL"), Reaction.RETRY),
+        (RuntimeError("Traceback\nheadwater.errors.BadRowError: BAD_ROW: a NUL\n"), Reaction.RETRY),
+        (DataGoneError("removed by retention"), Reaction.GIVE_UP),
+        (DataGoneError("deletions, and the rows cannot be computed again", reload=False), Reaction.GIVE_UP),
     ],
 )
 def test_the_error_decides(failure: BaseException | None, reaction: Reaction):
@@ -67,7 +73,14 @@ def test_the_error_decides(failure: BaseException | None, reaction: Reaction):
     assert choose_reaction(failure, can_rebuild=False) is reaction
 
 
-@pytest.mark.parametrize("failure", [DamagedError(STATE_LOST), RuntimeError(f"first line\n{LOST_IN_SPARK}")])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        DamagedError(STATE_LOST),
+        RuntimeError(f"first line\n{LOST_IN_SPARK}"),
+        DataGoneError("deletions", reload=True),
+    ],
+)
 def test_lost_state_is_rebuilt_where_that_is_possible(failure: Exception):
     assert choose_reaction(failure, can_rebuild=True) is Reaction.REBUILD
     assert choose_reaction(failure, can_rebuild=False) is Reaction.GIVE_UP

@@ -11,6 +11,7 @@ import pytest
 
 from headwater.errors import (
     BadNameError,
+    BadRowError,
     BadTypeError,
     FencedError,
     KeyNotUniqueError,
@@ -21,6 +22,7 @@ from headwater.errors import (
 )
 from headwater.store import EventCounts, InputRange, PipelineReport, RetriedEvent, Store, ViewTable
 from headwater.store.changelog import change_schema
+from headwater.store.row_checks import MAX_KEY_BYTES, MAX_ROW_BYTES
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
 from tests.store.state_contract import StateContract
 
@@ -41,6 +43,21 @@ class StoreContract(StateContract):
 
     def rows_of(self, store: Store, name: str) -> list[dict]:
         raise NotImplementedError
+
+    # -- rows that no store holds --------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("k", ["b\0", "x" * (MAX_KEY_BYTES + 1), "x" * MAX_ROW_BYTES], ids=["nul", "key", "row"])
+    def test_a_row_that_a_store_cannot_hold_is_refused_whole(self, store, k):
+        runner = Runner(store)
+        with pytest.raises(BadRowError) as caught:
+            runner.commit([{"k": "a", "n": 1}, {"k": k, "n": 2}])
+        assert caught.value.data["view"] == "totals"
+        assert store.last_entry(runner.query) is None
+        assert runner.commit([{"k": "a", "n": 1}])
+
+    def test_reasons_with_any_characters_are_kept_as_escapes(self, store):
+        store.skip("a@1", [aside(1, reason="no\0nul \ud800", value='"\0"')])
+        assert [(kept.reason, kept.value) for kept in store.skips("a@1")] == [("no\\x00nul \\ud800", '"\\x00"')]
 
     # -- epochs and ledger -------------------------------------------------------------------------------------------
 

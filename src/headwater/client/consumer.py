@@ -154,7 +154,7 @@ class Consumer:
         # partitions are dropped: their new owner delivers them.
         mine, was = self._membership.positions, self._reader.positions
         self._reader.positions = {p: was.get(p, offset) for p, offset in mine.items()}
-        self._reader.marks = self._membership.marks
+        self._reader.marks |= self._membership.marks
         self._uncommitted = {p: offset for p, offset in self._uncommitted.items() if p in mine}
         self._ready = deque(event for event in self._ready if event.partition in mine)
 

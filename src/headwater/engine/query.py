@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,7 +22,7 @@ from headwater.engine.build.inputs import Input, InputOptions
 from headwater.engine.context import EngineContext, QueryManifest
 from headwater.engine.sink.accounting import ObservedRows
 from headwater.engine.sink.checkpoint import PartitionOffsets, mend, next_offsets
-from headwater.engine.sink.publisher import output_topic, publish
+from headwater.engine.sink.publisher import check_event_sizes, output_topic, publish
 from headwater.engine.sink.sink import Sink
 from headwater.errors import DataGoneError, HeadwaterError
 from headwater.events import to_ddl
@@ -30,6 +31,7 @@ from headwater.log.protocol import TimedLog
 from headwater.log.tombstones import check_tombstones
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import ViewTable
+from headwater.store.row_checks import check_rows
 
 __all__ = ["OffsetBounds", "Query", "check_gap", "rebuild_error"]
 
@@ -281,6 +283,17 @@ class Query:
             for name, topic in self._topics.items()
             for part in self._context.log.ends(topic)
         )
+
+    def check_rows(self, rows: pa.Table) -> None:
+        """Check that store and output topic can take these rows.
+
+        Raises:
+            BadRowError: They cannot take one of them.
+        """
+        rows = rows.select(self.built.schema.names).cast(self.built.schema)
+        if self.table is not None:
+            check_rows(self.table, rows)
+        check_event_sizes(self._context.log, self.topic, self.built, rows)
 
     def _process_batch(self, sink: Sink, frame: DataFrame, batch: int) -> None:
         """Process a batch, called by Spark; keeps the exception, because Spark passes on only its text."""

@@ -29,6 +29,7 @@ from headwater.engine.sink.stateful_stage import STATE_LOST
 from headwater.engine.spark.error_translation import source_error, translate_error
 from headwater.errors import (
     BadCredentialsError,
+    BadRowError,
     DamagedError,
     DataError,
     DataGoneError,
@@ -75,6 +76,9 @@ _STATE_LOST: Final = re.compile(
 """Messages of Spark and of the stateful stage when the state of a query is missing or damaged."""
 
 
+_BAD_ROW: Final = re.compile(r"^headwater\.errors\.BadRowError: BAD_ROW: (.*)$", re.MULTILINE)
+
+
 class Reaction(Enum):
     """The response of a supervisor to the end of its query."""
 
@@ -114,6 +118,8 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
     if failure is None or isinstance(failure, CrashError):
         return Reaction.RESTART
     text = str(failure)
+    if find_bad_row(failure) is not None:
+        return Reaction.RETRY
     state_lost = _STATE_LOST.search(text) is not None or _misses_deletions(failure)
     # A DamagedError about state is permanent only if the state cannot be computed again.
     if (not can_rebuild) if state_lost else isinstance(failure, _PERMANENT_ERRORS):
@@ -323,8 +329,9 @@ class PipelineSupervisor:
 
     def _retry(self, failure: BaseException) -> float | None:
         """Returns the delay, which doubles; gives up after too many failures in the window."""
-        error = translate_error(failure, self.pipeline)
-        if self._restarts.record(self._context.clock.monotonic()):
+        error = find_bad_row(failure) or translate_error(failure, self.pipeline)
+        # A row that cannot be stored comes again at every attempt.
+        if isinstance(error, BadRowError) or self._restarts.record(self._context.clock.monotonic()):
             self._give_up(error)
             return None
         delay = _BACKOFF.delay(self._restarts.recent).total_seconds()
@@ -344,15 +351,18 @@ class PipelineSupervisor:
         Raises:
             HeadwaterError: Too many events fail, or the search took too long.
         """
-        query = self._query
-        ours = isinstance(failure, HeadwaterError) or source_error(failure) is not None
+        query, bad_row = self._query, find_bad_row(failure)
+        ours = bad_row is None and (isinstance(failure, HeadwaterError) or source_error(failure) is not None)
         if query is None or ours or self.pipeline.realtime or self._stopping.is_set():
             return False
         if query.built.before_state is None:  # part of a batch can run alone only up to the first step with state
             return False
+        if bad_row is not None and (query.built.sink_stage is not None or query.built.spark_operators):
+            return False  # the rows before an operator are not yet those that it returns
         self._report_state("waiting", "searching for the event that makes the function fail")
         try:
-            found = find_failing_events(self._spark(), query, self._context)
+            check = None if bad_row is None else query.check_rows
+            found = find_failing_events(self._spark(), query, self._context, check)
         except Exception:
             logger.warning("%s: the search for failing events was interrupted", self.pipeline, exc_info=True)
             return False
@@ -414,6 +424,14 @@ def _retry_rules(query: Query | None) -> dict[str, str]:
         return {}
     options = query.built.input_options
     return {input_.topic.name: options.retry_rule(input_) for input_ in query.built.inputs}
+
+
+def find_bad_row(failure: BaseException) -> BadRowError | None:
+    """Returns the error about a row that cannot be stored; a worker that stages rows reports it as text."""
+    if isinstance(failure, BadRowError):
+        return failure
+    found = _BAD_ROW.search(str(failure))
+    return None if found is None else BadRowError(found[1])
 
 
 def _misses_deletions(failure: BaseException) -> bool:

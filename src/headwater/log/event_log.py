@@ -228,6 +228,10 @@ class EventLog:
             partition.append_idle_marker(now)
         return now
 
+    def check_sizes(self, name: str, batch: WriteBatch) -> None:
+        """Check that every event of a batch is within the size limit; appends nothing."""
+        self.open_topic(name).writer.check_sizes(batch)
+
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""
         check_producer(producer)

@@ -179,5 +179,8 @@ class TimedLog(Log, Protocol):
     def watch_event_times(self, names: Sequence[str]) -> Waiter:
         """Returns a waiter for everything that advances the event time of these topics."""
 
+    def check_sizes(self, name: str, batch: WriteBatch) -> None:
+        """Raise TooLargeError if an append of this batch would; appends nothing."""
+
     def await_event_time(self, name: str) -> None:
         """Wait until the event time of all present events of a topic is known."""

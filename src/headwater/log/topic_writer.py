@@ -168,6 +168,14 @@ class TopicWriter:
             key = key_bytes(fields[0] if len(fields) == 1 else fields)
         return next(self._round_robin) % number if key is None else partition_of(key, number)
 
+    def check_sizes(self, batch: WriteBatch) -> None:
+        """Check that every event of a batch is within the size limit; appends nothing.
+
+        Raises:
+            TooLargeError: One is not.
+        """
+        self._resolve(batch)
+
     def _resolve(self, batch: WriteBatch) -> WriteBatch:
         """Returns the batch with its event times; raises if one of its events is too large."""
         resolved = self._event_times.resolve(self.definition, batch)

@@ -23,6 +23,7 @@ from headwater.errors import BadEventError, BadTypeError, KeyNotUniqueError
 from headwater.events import values_of
 from headwater.events.values import preview, to_json_value
 from headwater.store.commit import Commit, ViewTable
+from headwater.store.row_checks import check_rows
 
 __all__ = [
     "TIMESTAMP",
@@ -216,10 +217,13 @@ def rows_and_deletes(commit: Commit, table: ViewTable) -> tuple[pa.Table, pa.Tab
 
     Raises:
         BadTypeError: They have other columns.
+        BadRowError: A row cannot be stored.
     """
     key_schema = pa.schema([field for field in table.schema if field.name in table.key])
     deletes = key_schema.empty_table() if commit.deletes is None else commit.deletes
-    return cast_rows(table, commit.rows, table.schema), cast_rows(table, deletes, key_schema)
+    rows = cast_rows(table, commit.rows, table.schema)
+    check_rows(table, rows)
+    return rows, cast_rows(table, deletes, key_schema)
 
 
 def not_unique_error(table: ViewTable, key: dict[str, Any], rows: pa.Table | None = None) -> KeyNotUniqueError:

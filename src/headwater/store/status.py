@@ -14,6 +14,7 @@ import msgspec
 
 from headwater.store.commit import PipelineReport
 from headwater.store.dialect import Session
+from headwater.store.row_checks import plain_text
 
 __all__ = ["EngineStatus", "read_engine_status", "write_engine_status", "write_report"]
 
@@ -32,7 +33,7 @@ def write_report(session: Session, report: PipelineReport, reported_at: int) -> 
     session.execute(
         statement,
         (
-            *(report.pipeline, report.version, report.kind, report.state, report.detail, error),
+            *(report.pipeline, report.version, report.kind, report.state, plain_text(report.detail), error),
             *(json.dumps(report.inputs), report.location, report.doc, report.since, reported_at),
             *(report.latency, report.delivery, json.dumps(dict(report.retries))),
         ),

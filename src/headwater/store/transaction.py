@@ -18,6 +18,7 @@ from headwater.store.columns import not_unique_error, to_arrays
 from headwater.store.commit import Commit, OutboxEntry, SideOutput, ViewTable
 from headwater.store.dialect import Dialect, Session, ViewWriter
 from headwater.store.ledger import LedgerEntry, find_entry, write_ends, write_entry
+from headwater.store.row_checks import plain_text
 from headwater.store.state_table import write_state_sizes, write_states
 from headwater.store.view_registry import find_table
 
@@ -43,7 +44,7 @@ def write_side_outputs(
     rows = (
         (
             *(query, event.topic, event.partition, event.offset, event.occurred_at, event.received_at),
-            *(event.value, event.reason, event.data, batch),
+            *(plain_text(event.value), plain_text(event.reason), event.data, batch),
         )
         for event in events
     )

@@ -28,6 +28,7 @@ from headwater.engine.quarantine.probed_function import ROW
 from headwater.engine.query import Query
 from headwater.engine.sink.accounting import read_planned_retries, to_side_outputs
 from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
+from headwater.errors import BadRowError
 from headwater.log import LogBatch
 from headwater.store import SideOutput
 
@@ -106,16 +107,30 @@ class SearchBudget:
         return not self.exhausted
 
 
-def find_failing_events(spark: SparkSession, query: Query, context: EngineContext) -> SearchResult:
+RowCheck = Callable[[pa.Table], None]
+"""Raises `BadRowError` if rows cannot be stored."""
+
+
+def find_failing_events(
+    spark: SparkSession, query: Query, context: EngineContext, check: RowCheck | None = None
+) -> SearchResult:
     """Returns the events of the failed batch on which the user's function fails alone.
 
     None are found if the batch now succeeds, because the cause was elsewhere and has passed, or if no single event is
     the cause.
+
+    Args:
+        spark: The session.
+        query: The query whose batch has failed.
+        context: The engine context.
+        check: If the batch failed because a row cannot be stored: the check of rows.
     """
     candidates = [some for some in _candidates(query, context) if len(some)]
     if not candidates:
         return SearchResult([], [], [])
-    return _probe_rows(spark, query, candidates) or _search_by_halves(spark, query, candidates)
+    # The probe runs the narrow part of the plan, and rows can be checked only at its end.
+    found = _probe_rows(spark, query, candidates) if check is None else None
+    return found or _search_by_halves(spark, query, candidates, check)
 
 
 def check_failures(query: Query, context: EngineContext, found: SearchResult) -> None:
@@ -223,13 +238,15 @@ def _explain(
 # -- by halves -----------------------------------------------------------------------------------------------------
 
 
-def _search_by_halves(spark: SparkSession, query: Query, candidates: Sequence[Candidates]) -> SearchResult:
+def _search_by_halves(
+    spark: SparkSession, query: Query, candidates: Sequence[Candidates], check: RowCheck | None
+) -> SearchResult:
     session = spark.newSession()
     budget = SearchBudget()
     passed: list[Candidates] = []
 
     def probe(some: Sequence[Candidates]) -> Failure | None:
-        failure = _run(session, query, some)
+        failure = _run(session, query, some, check)
         if failure is None:
             passed.extend(some)
         return failure
@@ -239,14 +256,22 @@ def _search_by_halves(spark: SparkSession, query: Query, candidates: Sequence[Ca
     return SearchResult(failing, failures, passed, complete=not budget.exhausted)
 
 
-def _run(session: SparkSession, query: Query, candidates: Sequence[Candidates]) -> Failure | None:
-    """Run the function on some rows; returns why it failed, or None."""
+def _run(
+    session: SparkSession, query: Query, candidates: Sequence[Candidates], check: RowCheck | None = None
+) -> Failure | None:
+    """Run the function on some rows, and check the rows that it returns; returns why it failed, or None."""
     assert query.built.before_state is not None
     frames = {
         input_.name: _to_frame(session, input_, _to_table(query, input_, candidates)) for input_ in query.built.inputs
     }
     try:
-        query.built.before_state(frames).write.format("noop").mode("overwrite").save()
+        result = query.built.before_state(frames)
+        if check is None:
+            result.write.format("noop").mode("overwrite").save()
+        else:
+            check(result.toArrow())
+    except BadRowError as error:
+        return Failure(f"{error.code}: {error.what}")
     except (Py4JNetworkError, OSError):
         raise  # Spark itself has ended; no event is the cause
     except Exception as error:

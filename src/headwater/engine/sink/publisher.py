@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -10,19 +11,23 @@ import pyarrow.compute as pc
 
 from headwater.engine.build.build import BuiltQuery
 from headwater.engine.failpoints import failpoint
-from headwater.errors import SequenceGapError
+from headwater.errors import BadRowError, SequenceGapError, TooLargeError
 from headwater.events import storage_schema
 from headwater.log import Topic, WriteBatch
 from headwater.log.protocol import TimedLog, TimedPartition
+from headwater.log.topic import MAX_EVENT_BYTES
 from headwater.log.write_batch import Origin
 from headwater.pipelines import PipelineKind
 from headwater.store import OutboxEntry, Store, ViewTable
-from headwater.store.changelog import change_schema, changelog_topic
+from headwater.store.changelog import ChangeSet, change_schema, changelog_topic
+from headwater.store.row_checks import bad_row_error, find_large_rows
 
-__all__ = ["output_topic", "publish"]
+__all__ = ["check_event_sizes", "output_topic", "publish"]
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _BATCH_STEP: Final = 1 << 32  # sequence numbers per batch, more than a batch has rows
+# Smaller rows need no exact check: no format of values makes an event eight times as large as its columns.
+_CHECK_ABOVE: Final = MAX_EVENT_BYTES // 8
 
 
 def output_topic(built: BuiltQuery, version: int) -> Topic | None:
@@ -91,18 +96,98 @@ def _find_previous(store: Store, log: TimedLog, topic: str, query: str) -> int:
 
 
 def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntry, previous: int) -> None:
-    rows = _to_topic_batch(outgoing.changes, storage_schema(topic.schema), built)
+    plain = _to_write_batch(topic, built, _split_large_updates(log, topic, built, outgoing.changes))
+    first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry  # the same sequence numbers at every attempt
+    origin = None if entry is None else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
+    batch = replace(
+        plain,
+        partition=0,
+        producer=outgoing.query,
+        sequence=first,
+        previous=previous,
+        sent_at=outgoing.committed_at,
+        origin=origin,
+    )
+    try:
+        log.append(topic.name, batch)
+    except TooLargeError as error:  # committed by an older version, which did not check the size before
+        what, name = f"{built.pipeline} cannot publish a committed row: {error.what}", built.pipeline.name
+        fix = f"headwater run --rebuild {name}"
+        raise BadRowError(what, detail="a rebuild refuses it", fix=fix, pipeline=name) from None
+
+
+def _to_write_batch(topic: Topic, built: BuiltQuery, changes: pa.Table) -> WriteBatch:
+    rows = _to_topic_batch(changes, storage_schema(topic.schema), built)
     envelope: dict[str, Any] = {}
     if built.pipeline.kind is PipelineKind.STREAM and topic.time is None and built.window is not None:
         # One microsecond before the end, so that the row of a minute lies in the hour that contains the minute.
         ends = pc.struct_field(rows.column(built.window), "end")
         envelope["_hw.occurred_at"] = pc.cast(pc.subtract(pc.cast(ends, pa.int64()), 1), _TIME)
-    first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry  # the same sequence numbers at every attempt
-    origin = None if entry is None else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
-    batch = WriteBatch(
-        rows, topic.version, envelope, 0, outgoing.query, first, previous, sent_at=outgoing.committed_at, origin=origin
-    )
-    log.append(topic.name, batch)
+    return WriteBatch(rows, topic.version, envelope)
+
+
+def check_event_sizes(
+    log: TimedLog, topic: Topic | None, built: BuiltQuery, rows: pa.Table, changes: pa.Table | None = None
+) -> None:
+    """Check that rows of a stream, or the changes of a view, are within the log's limit for one event.
+
+    Called before the commit: later, the outbox could never be published. An update that is too large becomes two
+    events, so it is enough that each row of a view fits into one.
+
+    Args:
+        log: The log.
+        topic: The output topic; None if there is none.
+        built: The query.
+        rows: Rows of its view or stream.
+        changes: The changes of the view, if they are known.
+
+    Raises:
+        BadRowError: A row is too large for an event.
+    """
+    out = rows if changes is None else changes
+    large = [] if topic is None else list(find_large_rows(out, _CHECK_ABOVE))
+    if topic is None or not large:
+        return
+    known, none = log.topic(topic.name), built.schema.empty_table()
+    view = ViewTable(built.pipeline.name, 1, built.schema, built.pipeline.key, built.window)
+    for row in (out.slice(index, 1) for index in large):
+        inserted = built.pipeline.kind is PipelineKind.VIEW and changes is None
+        outgoing = ChangeSet(row, none, none, none, none).to_table(view, 0) if inserted else row
+        try:
+            batch = _to_write_batch(known, built, _split_large_updates(log, known, built, outgoing))
+            log.check_sizes(topic.name, batch)
+        except TooLargeError as error:
+            raise bad_row_error(view, row, f"as an event of {topic.name}, {error.what}") from None
+
+
+def _split_large_updates(log: TimedLog, topic: Topic, built: BuiltQuery, changes: pa.Table) -> pa.Table:
+    """Returns the changes with each update that is too large for an event as a deletion and an insertion."""
+    if built.pipeline.kind is not PipelineKind.VIEW:
+        return changes
+    parts: list[pa.Table] = []
+    done = 0
+    for index in find_large_rows(changes, _CHECK_ABOVE):
+        row = changes.slice(index, 1)
+        if row.column("op")[0].as_py() == "update" and not _is_within_limit(log, topic, built, row):
+            parts += [changes.slice(done, index - done), _one_side(row, "delete"), _one_side(row, "insert")]
+            done = index + 1
+    return pa.concat_tables([*parts, changes.slice(done)]) if parts else changes
+
+
+def _is_within_limit(log: TimedLog, topic: Topic, built: BuiltQuery, row: pa.Table) -> bool:
+    try:
+        log.check_sizes(topic.name, _to_write_batch(topic, built, row))
+    except TooLargeError:
+        return False
+    return True
+
+
+def _one_side(update: pa.Table, op: str) -> pa.Table:
+    """Returns the deletion or the insertion of an update."""
+    gone = "after" if op == "delete" else "before"
+    values = {"op": pa.array([op]), gone: pa.nulls(1, update.schema.field(gone).type)}
+    columns = [values.get(name, update.column(name)) for name in update.column_names]
+    return pa.Table.from_arrays(columns, schema=update.schema)
 
 
 def _to_topic_batch(changes: pa.Table, schema: pa.Schema, built: BuiltQuery) -> pa.RecordBatch:

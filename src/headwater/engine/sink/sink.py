@@ -35,7 +35,7 @@ from headwater.engine.quarantine.failure_limit import OperatorFailures
 from headwater.engine.sink.accounting import BatchAccounting, ObservedRows, Rejection
 from headwater.engine.sink.checkpoint import PlannedInput, read_planned_batch
 from headwater.engine.sink.files import ParquetFolder, Staging, stage_in_store
-from headwater.engine.sink.publisher import publish
+from headwater.engine.sink.publisher import check_event_sizes, publish
 from headwater.engine.sink.stateful_stage import (
     StageResult,
     StatefulStage,
@@ -238,6 +238,7 @@ class Sink:
         failpoint("before-sink-commit")
         commit = self._build_commit(batch, result, accounting, rejections, (began, cpu_began))
         commit = replace(commit, staged=parts, state_sizes=observed.state_sizes(self._built.state_metrics))
+        check_event_sizes(self._context.log, self._topic, self._built, commit.rows, commit.changes)
         if self._files is not None:
             # The file is staged before and named in the manifest after the commit: both steps are idempotent, so a
             # crash between them neither loses nor repeats it.

@@ -296,7 +296,19 @@ class KafkaGroups:
         if fresh:
             member.commit(fresh)
         offsets |= fresh
-        return Membership(member.group, member.topic, member.id, generation, {p: offsets[p] for p in sorted(mine)})
+        positions = {p: offsets[p] for p in sorted(mine)}
+        return Membership(
+            member.group, member.topic, member.id, generation, positions, self._marks(member.topic, fresh)
+        )
+
+    def _marks(self, topic: str, fresh: Mapping[int, int]) -> dict[int, int]:
+        """Returns the tombstone marks of partitions that begin at their start now; Kafka has no place to keep them."""
+        horizons = self._log.tombstone_horizons(topic) if fresh else []
+        return {
+            horizon.partition: horizon.fresh
+            for horizon in horizons
+            if fresh.get(horizon.partition) == self._log.find_offset(topic, horizon.partition, "earliest")
+        }
 
     def _find_member(self, membership: Membership) -> GroupMember:
         found = self._members.get(membership.member)

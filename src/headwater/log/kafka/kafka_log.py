@@ -229,6 +229,10 @@ class KafkaLog:
             index.close()
         return now
 
+    def check_sizes(self, name: str, batch: WriteBatch) -> None:
+        """Check that every record of a batch is within the size limit; appends nothing."""
+        self._topic_handle(name, batch.version).writer.check_sizes(batch)
+
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number per partition; the caller takes over the producer id."""
         check_producer(producer)

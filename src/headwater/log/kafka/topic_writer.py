@@ -139,14 +139,24 @@ class KafkaTopicWriter:
         for group, (offsets, repeats) in zip(groups, found, strict=True):
             group.complete(offsets, repeats)
 
+    def check_sizes(self, batch: WriteBatch) -> None:
+        """Check that every record of a batch is within the size limit; appends nothing.
+
+        Raises:
+            TooLargeError: One is not.
+        """
+        self._to_records(batch)
+
+    def _to_records(self, batch: WriteBatch) -> EncodedRecords:
+        envelope = self._times.resolve(self.definition, batch).envelope
+        serializer = self._log.serializer(self.definition.name, batch.version)
+        return encode_records(self.definition, serializer, batch, envelope)
+
     def _encode(self, run: Run) -> Iterator[RecordGroup]:
         batch = coalesce(self._codec_of, [rows for _, rows in run])
         if self.definition.overload.drops:
             batch = replace(batch, previous=None)
-        envelope = self._times.resolve(self.definition, batch).envelope
-        records = encode_records(
-            self.definition, self._log.serializer(self.definition.name, batch.version), batch, envelope
-        )
+        records = self._to_records(batch)
         if records.values:
             yield RecordGroup(batch, records, self._assign_partitions(batch, records), run)
         else:

@@ -233,12 +233,12 @@ class KafkaTopics:
         if "compact" not in config["cleanup.policy"]:
             return []
         kept = int(config["delete.retention.ms"]) * 1000
-        mark, found = now + _CLOCK_TOLERANCE, []
-        ends = self.end_offsets(name, range(partitions))
-        for number in range(partitions):
-            until = self.offset_for_time(name, number, mark - kept)
-            found.append(TombstoneHorizon(number, ends[number] if until is None else until, mark, now + kept))
-        return found
+        mark, ends = now + _CLOCK_TOLERANCE, self.end_offsets(name, range(partitions))
+        untils = {number: self.offset_for_time(name, number, mark - kept) for number in range(partitions)}
+        return [
+            TombstoneHorizon(number, ends[number] if until is None else until, mark, fresh=now + kept)
+            for number, until in untils.items()
+        ]
 
     def _list_offsets(self, name: str, partitions: Sequence[int], spec: Any) -> dict[int, Any]:
         wanted = {topic_partition(name, number): spec for number in partitions}

@@ -31,6 +31,7 @@ from headwater.store.columns import (
 )
 from headwater.store.commit import Commit, StagedPart, ViewTable
 from headwater.store.postgres.columns import column_type, from_csv, to_csv, to_csv_columns
+from headwater.store.row_checks import check_rows
 from headwater.store.view_registry import table_name
 
 __all__ = ["PostgresViewWriter", "stage_part"]
@@ -38,7 +39,9 @@ __all__ = ["PostgresViewWriter", "stage_part"]
 
 def stage_part(session: PostgresSession, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
     """Stage rows of a view in an unlogged table; runs in the caller's transaction."""
-    columns = to_csv_columns(table, cast_rows(table, rows, table.schema))
+    rows = cast_rows(table, rows, table.schema)
+    check_rows(table, rows)
+    columns = to_csv_columns(table, rows)
     keys = [
         column for slot, column in zip(storage_columns(table), columns, strict=True) if slot.view_column in table.key
     ]
