@@ -122,8 +122,9 @@ def _uses_event_time(step: Any) -> bool:
             return "EventTime" in step.timeout().toString()
         case "TransformWithStateInPySpark":
             return "EventTime" in step.timeMode().toString()
-        case name:
-            return name == "Join"
+        case "Join":
+            return True
+    return False
 
 
 def _has_event_time(columns: Any) -> bool:
