@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import headwater as hw
 from headwater.engine.compatibility import (
     Compatibility,
     Rebuild,
@@ -21,7 +22,8 @@ from headwater.engine.compatibility import (
     require_compatible,
 )
 from headwater.engine.context import EngineContext, QueryManifest
-from headwater.errors import FencedError, RefusedError, StateChangedError
+from headwater.engine.engine import Engine
+from headwater.errors import FencedError, HeadwaterError, RefusedError, StateChangedError, UnknownViewError
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.pipelines import PipelineKind
@@ -277,3 +279,18 @@ def test_a_rebuild_becomes_current_when_it_has_read_what_was_there(context: Engi
         assert found.on_commit() is caught_up
     assert not found.rebuilding
     assert context.store.current_table("big").version == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "data"),
+    [("prices", RefusedError, {"pipeline": "prices"}), ("totls", UnknownViewError, {"view": "totls"})],
+)
+def test_only_a_view_can_be_rebuilt(context: EngineContext, name: str, error: type[HeadwaterError], data: Any):
+    app = hw.App("shop")
+    app.topic("orders", "id int", key="id")
+    app.view("totals", key="id", sql="select id, count(*) n from orders group by id")
+    app.stream("prices", sql="select id from orders")
+    with pytest.raises(error) as caught:
+        Engine(app.resolve(), lambda: pytest.fail("Spark was started"), context, {name: Rebuild()})
+    assert caught.value.data == data
+    context.check_owner()  # the engine that runs was not replaced

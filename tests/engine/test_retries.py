@@ -81,15 +81,15 @@ def shop(*, mended: bool) -> hw.App:
     app.topic("orders", "id int, cents int, pieces int, at timestamp", key="id", time="at", lateness="1 second")
 
     fails, works = lambda cents, pieces: cents // pieces, lambda cents, pieces: cents // pieces if pieces else 0
-    each = F.udf(works if mended else fails, "int")
+    price = works if mended else fails
 
     @app.stream
     def prices(orders: DataFrame) -> DataFrame:
-        return orders.select("id", each("cents", "pieces").alias("cents"))
+        return orders.select("id", F.udf(price, "int")("cents", "pieces").alias("cents"))
 
     @app.view(key="minute")
     def per_minute(orders: DataFrame) -> DataFrame:
-        priced = orders.select("id", "at", each("cents", "pieces").alias("cents"))
+        priced = orders.select("at", F.udf(price, "int")("cents", "pieces").alias("cents"))
         return priced.groupBy(F.window("at", "1 minute").alias("minute")).agg(F.count("cents").alias("n"))
 
     @app.view(key="id")

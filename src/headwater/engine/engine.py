@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pyspark.sql import SparkSession
 
@@ -11,6 +11,7 @@ from headwater.engine.compatibility import Rebuild
 from headwater.engine.context import EngineContext
 from headwater.engine.realtime.realtime_query import TaskSlots
 from headwater.engine.supervisor import PipelineSupervisor
+from headwater.errors import RefusedError, UnknownViewError, near_names
 from headwater.pipelines import Graph, PipelineKind
 
 __all__ = ["Engine"]
@@ -24,6 +25,10 @@ class Engine:
         spark: Returns the session; called from the pipelines' threads.
         context: The engine context.
         rebuild: The views to rebuild; all pipelines downstream of them are rebuilt, too.
+
+    Raises:
+        UnknownViewError: The app has no view of a name in `rebuild`.
+        RefusedError: A pipeline to rebuild is not a view.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class Engine:
         context: EngineContext,
         rebuild: Mapping[str, Rebuild] | None = None,
     ) -> None:
+        _require_views(graph, rebuild or ())
         downstream = {name: Rebuild() for view in rebuild or () for name in graph.downstream(view)}
         rebuilds = {**(rebuild or {}), **downstream}
         self._graph = graph
@@ -92,3 +98,17 @@ class Engine:
         """Stop all queries."""
         for supervisor in self.supervisors.values():
             supervisor.stop()
+
+
+def _require_views(graph: Graph, names: Iterable[str]) -> None:
+    known = {pipeline.name: pipeline for pipeline in graph.pipelines}
+    for name in names:
+        if name not in known:
+            views = [one.name for one in graph.pipelines if one.kind is PipelineKind.VIEW]
+            near = near_names(name, views, 1)
+            detail = f"views: {', '.join(views) or 'none'}"
+            raise UnknownViewError(f'no view "{name}"', detail=detail, fix=near[0] if near else None, view=name)
+        if known[name].kind is not PipelineKind.VIEW:
+            what = f"{known[name]} cannot be rebuilt"
+            detail = "rows that it has written stay; under another name it reads the log from its start"
+            raise RefusedError(what, detail=detail, fix="give it another name", pipeline=name)
