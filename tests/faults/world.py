@@ -11,6 +11,7 @@ import contextlib
 import errno
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -155,7 +156,8 @@ class World:
         records = [self._numbered(producer, number) for number in range(first, first + self.chance.randint(1, 6))]
         fresh = [record for record in records if record.number > last]
         with self.faulty(process, partition, Allowed(maybe=[fresh])):
-            receipts = process.log.append("t", rows_of(records, partition, producer=producer, sequence=first))
+            rows = rows_of(records, partition, producer=producer, sequence=first)
+            receipts = process.log.append("t", replace(rows, previous=last))
             assert receipts.repeated.tolist() == [record.number <= last for record in records]
             known = model.sequences.get(producer, {})
             for record, offset in zip(records, receipts.offsets.tolist(), strict=True):
