@@ -121,7 +121,7 @@ def _uses_event_time(step: Any) -> bool:
         case "TransformWithStateInPySpark":
             return "EventTime" in step.timeMode().toString()
         case name:
-            return name == "Join"
+            return str(name) == "Join"
 
 
 def _has_event_time(columns: Any) -> bool:
