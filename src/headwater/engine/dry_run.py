@@ -107,7 +107,7 @@ def describe(built: BuiltQuery) -> Iterator[str]:
         yield from _describe_emission(built)
     yield from _describe_late(built)
     if built.checks_key:
-        yield "two rows could have the same key: every batch is checked, and stops with KEY_NOT_UNIQUE"
+        yield "two rows could have the same key: every batch is checked, and a second row stops it with KEY_NOT_UNIQUE"
 
 
 def _describe_late(built: BuiltQuery) -> Iterator[str]:
