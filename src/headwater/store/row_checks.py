@@ -7,7 +7,7 @@ accepts a value that another refuses, both refuse it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,7 +54,7 @@ def check_rows(table: ViewTable, rows: pa.Table) -> None:
         raise bad_row_error(table, row, f"it has {row.nbytes:,} bytes, more than {MAX_ROW_BYTES:,}")
 
 
-def bad_row_error(table: ViewTable, row: pa.Table, why: str, **data: object) -> BadRowError:
+def bad_row_error(table: ViewTable, row: pa.Table, why: str, **data: Any) -> BadRowError:
     """Returns the error for a row, which it names by its key."""
     key = ", ".join(f"{name} = {_preview(row, name)}" for name in table.key if name in row.column_names)
     return BadRowError(
