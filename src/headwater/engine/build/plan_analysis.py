@@ -72,13 +72,14 @@ def stateful_steps(plan: Any) -> Iterator[str]:
 def drops_late_rows(steps: Iterable[str]) -> bool:
     """Returns whether Spark itself drops late rows before one of these steps (see `stateful_steps`).
 
-    An aggregate drops them only if it groups by event time; the output mode "append" is then possible.
+    An aggregate drops them only if it groups by event time; the output mode "append" is then possible. Headwater's
+    operators in Spark use late rows if only aggregates over all time follow.
 
     Example:
         >>> drops_late_rows(["aggregate", "deduplicate"]), drops_late_rows(["aggregate"])
         (True, False)
     """
-    return not set(steps) <= {"aggregate", "limit"}
+    return not set(steps).isdisjoint({"deduplicate", "distinct", "join"})
 
 
 def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
