@@ -207,9 +207,6 @@ class Sink:
             frame: The lazy result of the batch; it must be computed exactly once.
             batch: The batch number.
             observed: Returns, after the run, the number of rows that each input delivered.
-
-        Raises:
-            TooManyFailuresError: A function that an operator calls fails on too many events.
         """
         failpoint("before-sink")
         # A replaced driver must not run the batch: it would write to the Spark state of its successor.
@@ -231,10 +228,7 @@ class Sink:
         # without its planned offsets could not be identified.
         self._directory.checkpoint.sync()
         result = self._run_stage(batch, rows, accounting.complete)
-        rejections = (*observed.rejections(self._built.quarantine_metrics), *result.refused)
-        self._failures.check(
-            sum(account.ready for account in accounting.accounts.values()), [r for _, _, r in rejections]
-        )
+        rejections = self._judge_rejections(observed, result, accounting)
         failpoint("before-sink-commit")
         commit = self._build_commit(batch, result, accounting, rejections, (began, cpu_began))
         commit = replace(commit, staged=parts, state_sizes=observed.state_sizes(self._built.state_metrics))
@@ -295,6 +289,19 @@ class Sink:
         if self._store.entry(self._directory.query_id, batch) is not None:
             return StageResult(self._built.schema.empty_table())
         return self._stateful_stage.run(rows, watermark)
+
+    def _judge_rejections(
+        self, observed: ObservedRows, result: StageResult, accounting: BatchAccounting
+    ) -> tuple[Rejection, ...]:
+        """Returns the events that operators reject.
+
+        Raises:
+            TooManyFailuresError: A function that an operator calls fails on too many events.
+        """
+        rejections = (*observed.rejections(self._built.quarantine_metrics), *result.refused)
+        events = sum(account.ready for account in accounting.accounts.values())
+        self._failures.check(events, [reason for _, _, reason in rejections])
+        return rejections
 
     def _commit(self, commit: Commit) -> bool:
         try:
