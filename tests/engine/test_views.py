@@ -36,6 +36,20 @@ def test_a_windowed_view_has_its_rows_while_windows_are_open():
         assert (counts.in_, counts.used, counts.unaccounted) == (3, 3, 0)
 
 
+def test_a_function_may_name_a_column_that_its_result_does_not_need():
+    app = shop()
+
+    @app.view(key="minute")
+    def revenue(orders):
+        named = orders.select("id", "amount", "at")
+        return named.groupBy(F.window("at", "1 minute").alias("minute")).agg(F.sum("amount").alias("revenue"))
+
+    with run(app) as world:
+        world.send("orders", order(1, 5, 0), order(2, 6, 30))
+        world.settle()
+        assert [row["revenue"] for row in world.rows("revenue")] == [11]
+
+
 @pytest.mark.parametrize(
     "point", ["before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "after-publish"]
 )

@@ -72,13 +72,16 @@ def prune_columns(
                 tables[input_.name] = session.read.schema(schema).parquet(nothing)
             plan = apply(tables)._jdf.queryExecution().optimizedPlan()
             used = set(_read_attributes(plan, _parse_attributes(plan.outputSet())))
+            if None in used:
+                return wholes
+            names = {attribute.rpartition("#")[0] for attribute in used if attribute is not None} | set(HIDDEN_COLUMNS)
+            needed = {i.name: tuple(name for name in wholes[i.name] if name in names or name == i.time) for i in inputs}
+            # The function may also name a column that its result does not need. It then cannot run without it.
+            apply({i.name: tables[i.name].select(*needed[i.name]) for i in inputs})
     except Exception:  # the function may use steps that exist only for streams
         logger.debug("all columns are read", exc_info=True)
         return wholes
-    if None in used:
-        return wholes
-    names = {attribute.rpartition("#")[0] for attribute in used if attribute is not None} | set(HIDDEN_COLUMNS)
-    return {i.name: tuple(name for name in wholes[i.name] if name in names or name == i.time) for i in inputs}
+    return needed
 
 
 def _read_attributes(plan: Any, wanted: set[str]) -> Iterator[str | None]:
