@@ -11,6 +11,7 @@ from headwater.client.consumer import OffsetReset
 from headwater.events import Receipt
 from headwater.events.schema_export import schema_document
 from headwater.log import GroupState, Membership, PartitionRange, Topic
+from headwater.log.tombstones import TombstoneHorizon
 
 __all__ = [
     "AppendDocument",
@@ -38,6 +39,7 @@ __all__ = [
     "SequencesDocument",
     "SqlRequest",
     "SqlResponse",
+    "TombstoneHorizon",
     "TopicDocument",
     "TopicSummary",
     "Version",
