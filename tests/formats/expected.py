@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.formats.sent import FIRST, LOST, NEXT_DAY, NOON, SLOW, Sent, moment
+from tests.formats.sent import FIRST, LOST, NEXT_DAY, NOON, SECOND, SLOW, Sent, moment
 
 __all__ = ["AT_ONCE", "EXPECTED"]
 
@@ -16,9 +16,21 @@ Order = dict[str, Any]
 MINUTE = timedelta(minutes=1)
 
 
-def orders(events: Iterable[Sent], *, late: Sequence[str] = ("",), final: bool = False) -> list[Order]:
-    """Orders in the order of their time; `late` says which late ones count, `final` leaves out the next day's."""
-    found = [event.value for event in events if event.topic == "orders" and event.late in late and event.value]
+def orders(
+    events: Iterable[Sent], *, late: Sequence[str] = ("",), now: Sequence[str] | None = None, final: bool = False
+) -> list[Order]:
+    """Orders in the order of their time; `late` says which late ones count, `final` leaves out the next day's.
+
+    Whether late orders count in a pipeline is decided by another rule since 0.1: `late` is for those that 0.1 took in,
+    `now` for later ones.
+    """
+    found = [
+        event.value
+        for event in events
+        if event.topic == "orders"
+        and event.late in (late if now is None or event in (*FIRST, *SECOND) else now)
+        and event.value
+    ]
     kept = [order for order in found if not final or order["at"] < moment(NEXT_DAY)]
     return sorted(kept, key=lambda order: order["at"])
 
@@ -164,7 +176,7 @@ def sorted_(events: Sequence[Sent]) -> list[Row]:
 
 
 def spent(events: Sequence[Sent]) -> list[Row]:
-    groups = by((order for order in orders(events) if order["amount"] >= 0), "customer")
+    groups = by((order for order in orders(events, now=EVERY) if order["amount"] >= 0), "customer")
     return [(*key, len(found), sum(order["amount"] for order in found)) for key, found in groups.items()]
 
 
@@ -175,7 +187,7 @@ def in_turn(events: Sequence[Sent]) -> list[Row]:
 
 def peak(events: Sequence[Sent], late: Sequence[str] = ("",)) -> list[Row]:
     """States begin with zeros."""
-    groups = by(orders(events, late=late), "customer")
+    groups = by(orders(events, late=late, now=EVERY), "customer")
     return [(*key, max(0, *(one["amount"] for one in found)), len(found)) for key, found in groups.items()]
 
 
@@ -185,7 +197,7 @@ def peaks(events: Sequence[Sent]) -> list[Row]:
 
 
 def chained(events: Sequence[Sent]) -> list[Row]:
-    once = firsts_of(orders(events, late=EVERY, final=True))
+    once = firsts_of(orders(events, late=EVERY, now=("",), final=True))
     rows = []
     for (customer,), found in by(once, "customer").items():
         most = max(len(past(once, order, 60)) for order in found)
@@ -196,14 +208,14 @@ def chained(events: Sequence[Sent]) -> list[Row]:
 
 def sold(events: Sequence[Sent]) -> list[Row]:
     found = defaultdict(list)
-    for order in orders(events, late=EVERY, final=True):
+    for order in orders(events, late=EVERY, now=("",), final=True):
         row = as_of(events, order)
         found[row["category"]].append(row["price"])
     return [(category, sum(prices) if category else None, len(prices)) for category, prices in found.items()]
 
 
 def longest(events: Sequence[Sent]) -> list[Row]:
-    groups = by(orders(events, late=EVERY, final=True), "customer")
+    groups = by(orders(events, late=EVERY, now=("",), final=True), "customer")
     return [(*key, len(found)) for key, found in groups.items()]
 
 

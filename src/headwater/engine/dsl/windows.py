@@ -89,7 +89,7 @@ def deduplicate(events: DataFrame, *, by: str | Sequence[str], within: str | tim
         ...     return hw.deduplicate(clicks, by="click", within="1 hour")
         >>> with run(app, now="2026-01-01T12:00:00Z") as world:
         ...     for click in ("a", "b", "a"):
-        ...         _ = world.send("clicks", {"click": click, "at": "2026-01-01T11:59:00Z"})
+        ...         _ = world.send("clicks", {"click": click, "at": "2026-01-01T11:59:50Z"})
         ...     world.advance("1 hour")
         ...     world.settle()
         ...     [event.value["click"] for event in world.client.read("once")]
