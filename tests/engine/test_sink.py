@@ -301,9 +301,6 @@ def test_versions_become_changes_and_the_last_row():
     view = to_view_rows(rows, TABLE, consolidate=False, check_key=False)
     assert (view.rows.to_pydict(), view.deletes.to_pydict()) == ({"id": []}, {"id": [1]})
     assert view.changes.column("op").to_pylist() == ["insert", "delete"]
-    upserts, deletes, changes = to_view_rows(rows, TABLE, consolidate=False)
-    assert (upserts.to_pydict(), deletes.to_pydict()) == ({"id": []}, {"id": [1]})
-    assert changes.column("op").to_pylist() == ["insert", "delete"]
 
 
 NOTES = pa.schema([("id", pa.int32()), ("text", pa.string())])

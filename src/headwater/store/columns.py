@@ -236,8 +236,16 @@ def not_unique_error(table: ViewTable, key: dict[str, Any], rows: pa.Table | Non
         fix="group by the key, or name a key that tells the rows apart",
         view=table.name,
         key=key,
-        rows=[to_json_value(row) for row in named],
+        rows=[{name: _to_error_value(value) for name, value in row.items()} for row in named],
     )
+
+
+def _to_error_value(value: Any) -> Any:
+    """Returns a value as JSON, or as text if JSON has no form for it: a view may hold times without a zone."""
+    try:
+        return to_json_value(value)
+    except ValueError:
+        return preview(value)
 
 
 def to_arrays(table: ViewTable, rows: pa.Table) -> list[tuple[StoredColumn, pa.Array]]:

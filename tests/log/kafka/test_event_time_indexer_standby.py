@@ -34,7 +34,7 @@ class ScriptedIndexer(EventTimeIndexer):
 @pytest.fixture
 def log() -> Any:
     topics = SimpleNamespace(brokers=SimpleNamespace(kafka=None), create=lambda *_: None)
-    topic = SimpleNamespace(external_time=False, partitions=1)
+    topic = SimpleNamespace(external_time=False, compact=False, partitions=1)
     return SimpleNamespace(clock=SystemClock(), kafka_topics=topics, topic=lambda _: topic)
 
 
