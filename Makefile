@@ -12,13 +12,16 @@ SYSTEM := $(VENV)/.system
 PREPARED := $(VENV)/.prepared
 # Spark runs for about a minute in most tests: Java's second compiler would cost more time than it saves.
 SHORT_LIVED := -XX:TieredStopAtLevel=1
+FAULT_PARTS := 14
+FAULTS = HEADWATER_FAULTS=full HEADWATER_FAULTS_PART=$$part HEADWATER_FAULTS_RUNS=$(CURDIR)/docs/fault_runs.jsonl \
+  $(BIN)/pytest -q -o faulthandler_timeout=0
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
 # Some shells set it; then every process that the tests start would compile all modules it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults lint format console docs build lock ci clean
+.PHONY: help install demo test check-hour faults lint format console docs build lock ci clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,13 +43,19 @@ test-%: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the tests of one room: test-l
 	  || [ $$? -eq 5 ]
 	@JDK_JAVA_OPTIONS=$(SHORT_LIVED) $(BIN)/pytest -q -m spark $(wildcard tests/$* src/headwater/$*) $(ARGS) || [ $$? -eq 5 ]
 
-faults: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the long fault suites of log, queues and engine: kills, power cuts, torn writes
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 \
-	  -m "not spark and not services" tests/faults tests/queues $(ARGS)
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m "services and not spark" tests/faults $(ARGS)
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m spark tests/faults tests/engine tests/scale $(ARGS)
+check-hour: build  ## play the first hour of a new user with the installed wheel; writes docs/first-hour.md
+	@$(BIN)/python -m tests.first_hour.check_hour dist/headwater-*.whl --uv $(UV) $(ARGS)
 
-bench-%: $(INSTALLED)  ## measure: bench-log, bench-spine (views), bench-scale (Kafka, PostgreSQL, workers), bench-state, bench-queues
+# Each part takes at most an hour on two idle cores (tests/fault_suites.csv). Exit code 5: the part has no such tests.
+faults: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the long fault suites of log, queues and engine, or one part (PART=2/14)
+	@failed=0; for part in $(or $(PART),$(shell seq -f %g/$(FAULT_PARTS) $(FAULT_PARTS))); do \
+	  $(FAULTS) -n $(WORKERS) --dist worksteal -m "not spark and not services" tests/faults tests/queues $(ARGS) \
+	    || [ $$? -eq 5 ] || failed=1; \
+	  $(FAULTS) -m "services and not spark" tests/faults $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	  $(FAULTS) -m spark tests/faults tests/engine tests/scale $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	done; $(BIN)/python -m tests.fault_parts || failed=1; exit $$failed
+
+bench-%: $(INSTALLED)  ## measure: bench-log, bench-spine (views), bench-scale (Kafka, PostgreSQL, workers), bench-state, bench-queues, bench-capture, bench-growth, bench-soak (memory), bench-start
 	@$(BIN)/python -m benchmarks.bench_$* $(ARGS)
 
 lint: $(INSTALLED)  ## check style, layers and types: ruff, import-linter, mypy
@@ -65,7 +74,8 @@ console: console/node_modules/.package-lock.json  ## build the web page of the n
 console/node_modules/.package-lock.json: console/package-lock.json
 	@cd console && npm ci --silent && touch node_modules/.package-lock.json
 
-docs: $(INSTALLED)  ## build the documentation into site/
+docs: $(INSTALLED)  ## write the generated parts of the pages anew, and build the documentation into site/
+	@$(BIN)/python -m docs._generator.pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "docs: site/index.html"
 
@@ -79,7 +89,7 @@ lock: | $(UV)  ## resolve requirements.lock (ARGS=--upgrade takes the newest ver
 ci:  ## run what CI runs, from set-up to the installed wheel
 	@CI=true .ci/run
 
-clean:  ## remove everything that make has created
+clean:  # remove everything that make has created
 	@rm -rf $(VENV) $(VENV)-uv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache console/node_modules
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -29,6 +29,8 @@ class Options:
     events: int = 5_000_000
     turns: int = 3
     pathway: Path | None = None
+    cases: tuple[str, ...] = ()
+    largest: int = 10**9
 
     @property
     def repeats(self) -> int:
@@ -54,14 +56,17 @@ def bench_options(what: str, arguments: Sequence[str] | None = None) -> Iterator
     parser.add_argument("--events", type=int, default=5_000_000, help="events of a case (spine only)")
     parser.add_argument("--turns", type=int, default=3, help="how often each case is measured (spine only)")
     parser.add_argument("--pathway", type=Path, help="a Python that has Pathway, to compare with (state only)")
+    parser.add_argument("--cases", default="", help="the cases to measure, separated by commas (growth only)")
+    parser.add_argument("--largest", type=int, default=10**9, help="leave out larger sizes (growth only)")
     given = parser.parse_args(arguments)
     # Without this, a run that is terminated would leave its folder behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=given.folder) as folder:
         options = Options(
-            Path(folder), given.quick, given.json, not given.no_kafka, given.events, given.turns, given.pathway
-        )
+            Path(folder), given.quick, given.json, not given.no_kafka, given.events, given.turns, given.pathway,
+            tuple(filter(None, given.cases.split(","))), given.largest,
+        )  # fmt: skip
         if this_machine(options.folder).file_system.startswith("tmpfs"):
             say(f"warning: {given.folder} is in memory; give a folder on a disk with --folder")
         yield options

@@ -6,6 +6,7 @@ import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import headwater as hw
 from benchmarks.bare_disk import BareSync
@@ -44,7 +45,7 @@ class Headwater:
         """Close the log."""
         self.client.close()
 
-    def topic(self, durability: str, **settings: object) -> str:
+    def topic(self, durability: str, **settings: Any) -> str:
         """Create a topic with one partition, keyed by customer; returns its name."""
         name = f"orders-{next(self._numbers)}"
         self.client.create_topic(name, SCHEMA, key="customer_id", partitions=1, durability=durability, **settings)
@@ -78,7 +79,7 @@ class Headwater:
 
         return case
 
-    def fill(self, count: int, *, block: int = BLOCK, **settings: object) -> str:
+    def fill(self, count: int, *, block: int = BLOCK, **settings: Any) -> str:
         """Create a topic with `count` events; returns its name."""
         topic = self.topic("fast", **settings)
         block = min(count, block)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.measure import Watch
 
-__all__ = ["KEEP_COMPILERS", "TreeWatch", "compiler_cpu", "tree_cpu", "tree_memory"]
+__all__ = ["KEEP_COMPILERS", "TreeWatch", "compiler_cpu", "tree_cpu", "tree_memory", "tree_processes"]
 
 KEEP_COMPILERS = "-XX:-UseDynamicNumberOfCompilerThreads"
 """A value of `JDK_JAVA_OPTIONS` that keeps the number of compiler threads constant, for `compiler_cpu`."""
@@ -48,6 +48,11 @@ def compiler_cpu(root: int) -> float:
 def tree_memory(root: int) -> int:
     """Returns the resident bytes of a process and its descendants; shared pages count in each."""
     return sum(int(fields[21]) for _, fields in _tree(root)) * _PAGE
+
+
+def tree_processes(root: int) -> list[int]:
+    """Returns the ids of a process and its descendants."""
+    return [pid for pid, _ in _tree(root)]
 
 
 def _tree(root: int) -> Iterator[tuple[int, list[str]]]:

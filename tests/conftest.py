@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests import flaky, programs, skips
+from tests import fault_parts, flaky, programs, skips
 
 if TYPE_CHECKING:
     from tests.services.kafka import Broker
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("headwater", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "headwater")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Select and record a part of the long fault suites, where `make faults` asks for it."""
+    if os.environ.get(fault_parts.PART) or os.environ.get(fault_parts.RUNS):
+        config.pluginmanager.register(fault_parts.FaultParts(config))
 
 
 @pytest.fixture(scope="session")

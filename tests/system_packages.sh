@@ -24,7 +24,9 @@ need chromium chromium "opens the page of the node"
 need chromedriver chromium-driver "drives chromium"
 need rabbitmq-server rabbitmq-server "hands out messages, as the other kind of broker"
 need prlimit util-linux "caps memory and file sizes"
+need pg_createcluster postgresql "is captured by its log, as an older version than that of PyPI"
 need locale-gen locales "sorts text in PostgreSQL as a language does, not by bytes"
+need mariadbd mariadb-server "changes that are captured from its binary log"
 
 [ ${#missing_programs[@]} -eq 0 ] && exit 0
 line="apt-get install -y --no-install-recommends ${missing_packages[*]}"

@@ -92,7 +92,7 @@ def test_every_option_of_an_app_is_one_of_the_log(app):
     assert set(TopicOptions.__annotations__) <= known
     assert set(TopicOptions.__annotations__) == {
         "key", "time", "lateness", "partitions", "durability", "retention", "compact", "overload", "idle", "ahead",
-        "value_format",
+        "segment_size", "value_format", "invalid",
     }  # fmt: skip
 
 
@@ -204,6 +204,36 @@ def test_a_file_that_does_not_run_says_where(written, text, line, said):
         load_app(written(text))
     assert caught.value.location == SourceLocation("app.py", line, text.splitlines()[line - 1].strip())
     assert said in caught.value.what
+
+
+UDFS = """import headwater as hw
+from pyspark.sql import functions as F
+
+app = hw.App("shop")
+
+
+@F.udf("{}")
+def price(product):
+    return 7
+
+
+{}
+"""
+
+
+@pytest.mark.parametrize("declared", ["int", "array<string>", "map<string, decimal(12,2)>", "a int, b struct<c: date>"])
+def test_a_file_may_declare_udfs_without_a_session(written, declared):
+    assert load_app(written(UDFS.format(declared, ""))).name == "shop"
+
+
+@pytest.mark.parametrize(
+    ("declared", "line", "at"), [("int", 'big = F.col("amount") > 100', 12), ("no such type", "", 7)]
+)
+def test_other_objects_of_spark_belong_into_a_function(written, declared, line, at):
+    with pytest.raises(BadAppError) as caught:
+        load_app(written(UDFS.format(declared, line)))
+    assert caught.value.location is not None
+    assert (caught.value.location.line, "session" in caught.value.what) == (at, True)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.against import compare
+from benchmarks.bench_growth import GrowthRow
 from benchmarks.measure import Lap, Measured, Watch, measure, percentile
 from benchmarks.orders import JSON_BYTES, SCHEMA, arrow_orders, json_orders, orders
 from benchmarks.table import Row, at_least, at_most, rate_row
@@ -67,6 +68,46 @@ def test_bench_queues_prints_every_figure(tmp_path):
         assert figure in [row[0] for row in rows]
     assert any(row[0] == "ask and answer, p50" and "direct reply-to" in row[1] for row in rows)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_bench_start_prints_every_figure(tmp_path):
+    found = json.loads(run("benchmarks.bench_start", tmp_path, "--json"))
+
+    rows = {row["figure"]: row for row in found["rows"]}
+    assert list(rows) == [
+        "first row of a view",
+        "first row of a view, CPU",
+        "each further view, CPU",
+        "1 pipeline over nothing",
+        "plan of 1 pipeline",
+    ]
+    assert all(row["value"] > 0 for row in rows.values())
+    assert "bare Spark" in rows["first row of a view"]["compared_with"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_growth_prints_the_chosen_cases_at_each_size(tmp_path):
+    found = json.loads(run("benchmarks.bench_growth", tmp_path, "--json", "--cases", "messages,keys"))
+
+    rows = {(row["case"], row["figure"]): row for row in found["rows"]}
+    assert {case for case, _ in rows} == {"messages", "keys"}
+    for case, figure in (
+        ("messages", "counts"),
+        ("messages", "broker, open files"),
+        ("keys", "one row of a view by key"),
+    ):
+        assert len(rows[case, figure]["values"]) == len(rows[case, figure]["sizes"]) == 2
+    assert rows["keys", "store on disk"]["grows_with"] == "nothing"  # both are smaller than what a factor is given for
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_grows_faster_than_its_size_is_marked():
+    sizes, values = (10, 1_000), ((10.0, 10.0), (10.0, 900.0), (10.0, 2_000.0))
+    rows = [GrowthRow("topics", "open files", "", sizes, two) for two in values]
+
+    assert [row.grows_with for row in rows] == ["nothing", "topics", "topics"]
+    assert ["FASTER" in row.cells()[-1] for row in rows] == [False, False, True]
 
 
 def test_bare_disk_prints_a_table_with_the_machine(tmp_path):
@@ -162,3 +203,11 @@ def test_two_commits_are_compared_by_medians_of_the_figures_that_both_have():
     after = [rows(40, 1.0), rows(20, 2.0), rows(30, 1.0)]
     after[0]["new"] = {"value": 1, "unit": "s", "cpu": None}
     assert compare(before, after) == [("append", "events/s", 20, 30, 0.5)]
+
+
+@pytest.mark.services
+def test_bench_capture_prints_every_figure(tmp_path):
+    found = json.loads(run("benchmarks.bench_capture", tmp_path, "--json"))
+    printed = " ".join(row["figure"] for row in found["rows"])
+    for figure in ("snapshot to the journal", "transactions of 100 to the table's topic", "reader of the topic, p99"):
+        assert figure in printed

@@ -69,7 +69,7 @@ def test_every_error_explains_itself(found):
 
 @pytest.mark.parametrize("found", CLASSES, ids=lambda found: found.code)
 def test_an_error_stays_the_same_over_the_network(found):
-    location = SourceLocation("shop/app.py", 17)
+    location = SourceLocation("shop/app.py", 17, "return prices[7]")
     sent = found(
         "it failed", detail="first\nsecond", fix="headwater doctor", location=location, topic="orders", offset=7
     )
@@ -78,6 +78,14 @@ def test_an_error_stays_the_same_over_the_network(found):
     assert (received.what, received.detail, received.fix) == (sent.what, sent.detail, sent.fix)
     assert (received.data, received.location) == ({"topic": "orders", "offset": 7}, location)
     assert received.render() == sent.render()
+
+
+def test_a_problem_quotes_the_line_of_the_user():
+    place = SourceLocation("app.py", 17, "return prices[7]")
+    error = errors.BadPipelineError("it fails", location=place)
+    assert (error.problem()["location"], error.problem()["source"]) == ("app.py:17", "return prices[7]")
+    assert "return prices[7]" in str(error)
+    assert "source" not in errors.BadPipelineError("it fails", location=SourceLocation("app.py", 17)).problem()
 
 
 def test_a_problem_of_a_newer_node_is_still_an_error():

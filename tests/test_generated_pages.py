@@ -1,15 +1,20 @@
-"""The pages of errors and commands are complete, and every code can be linked to."""
+"""The pages of the reference are complete, can be read in the repository, and are not out of date."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import headwater
+import headwater.testing
+from docs._generator.pages import fill, pages
+from headwater.app import TopicOptions
 from headwater.cli.catalogue import COMMANDS
+from headwater.cli.parser import run_command
 from headwater.config import SETTINGS
 from headwater.errors import by_code
 from headwater.log.kafka.kafka_log import SUPPORT
@@ -25,35 +30,54 @@ from tests.store.given import BOTH
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def hook() -> ModuleType:
-    """What writes the pages."""
-    spec = importlib.util.spec_from_file_location("generated_pages", DOCS / "_hooks" / "generated_pages.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def page(name: str) -> str:
-    """A page's text as the documentation shows it."""
-    return str(hook().on_page_markdown((DOCS / name).read_text()))
+    return (DOCS / name).read_text()
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.stem)
+def test_the_generated_parts_of_a_page_are_current(path):
+    assert path.read_text() == fill(path.read_text()), "run: .venv/bin/python -m docs._generator.pages"
+
+
+def test_a_generated_part_replaces_what_is_between_its_comments():
+    old = "a\n<!-- generated: errors -->\nold\n<!-- end of generated text -->\nb\n"
+    new = fill(old)
+    assert new.startswith("a\n<!-- generated: errors -->\n\n## ")
+    assert new.endswith("\n<!-- end of generated text -->\nb\n")
+    assert "old" not in new.splitlines()
+    assert fill(new) == new
+
+
+@pytest.mark.parametrize("module", [headwater, headwater.testing])
+def test_every_public_name_has_a_section_in_the_reference(module):
+    sections = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    for name in set(module.__all__) - {"HeadwaterError"}:  # on the page of errors
+        assert f"\n## {name}\n" in sections, name
+
+
+def test_every_option_of_an_app_is_explained_where_it_is_used():
+    section = page("reference/app.md").split("\n### App.topic\n")[1].split("\n### ")[0]
+    for option in TopicOptions.__annotations__:
+        assert f"\n- `{option}`: " in section
+    assert "key: str | tuple[str, ...] = …," in section
 
 
 def test_the_page_of_errors_has_a_section_for_every_code():
     text = page("errors.md")
     for code, error in by_code().items():
-        assert f"## {code} {{ #{code} }}" in text
+        assert f"\n## {code}\n" in text
         assert f"`{error.__name__}` · HTTP status {error.status} · exit code {error.exit_code}" in text
 
 
-def test_the_page_of_commands_has_the_help_of_every_command():
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_of_commands_has_every_option_that_the_help_of_a_command_names(name, capsys):
     text = page("command-line.md")
-    for name, verb in COMMANDS.items():
-        section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        assert f"Usage: headwater {name}" in section
-        assert verb.function
-        assert "--json" in section
+    run_command(COMMANDS[name], ["--help", "--plain"])
+    section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    common = text.split("\n## Options of every command\n")[1].split("\n## ")[0]
+    offered = set(re.findall(r"(?<!no)--(?!no-|empty-|help)[a-z-]+", capsys.readouterr().out.split("Parameters:")[-1]))
+    assert f"`headwater {name}" in section
+    assert offered <= set(re.findall(r"--[a-z-]+", section + common))
 
 
 def test_every_setting_has_a_row_in_the_page_of_commands():
@@ -144,4 +168,4 @@ def test_the_support_matrix_has_what_a_broker_leaves_out():
 
 
 def test_pages_without_a_marker_stay_as_they_are():
-    assert page("glossary.md") == (DOCS / "glossary.md").read_text()
+    assert fill(page("glossary.md")) == page("glossary.md")

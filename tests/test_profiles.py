@@ -291,6 +291,7 @@ def test_what_is_described_is_where_things_are(folder, monkeypatch):
         "spark        spark://m:7077",
         "checkpoints  s3a://bucket/checkpoints",
         "python       /opt/shop/bin/python",
+        "page         none, and no HTTP: the log is on Kafka; headwater view, lag and status read it",
     ]
 
 

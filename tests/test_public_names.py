@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import headwater
+import headwater.testing
 
 
 def test_the_public_names_are_sorted():
@@ -37,3 +40,38 @@ def test_every_public_name_exists_and_is_documented(name):
 
 def test_the_package_says_what_it_is():
     assert headwater.__doc__
+
+
+CHECKED_LATER = {
+    "Topic.declare",
+    "Queue.declare",
+}  # they take what the callers above have typed, and name what is wrong
+
+
+def test_editors_can_complete_the_options_of_every_public_callable():
+    callables = dict(public_callables())
+    assert {"App.topic", "App.view", "Client.create_topic", "World.rows", "retry"} <= set(callables)
+    untyped = [name for name, call in callables.items() if options_of(call) == "Any"]
+    assert set(untyped) <= CHECKED_LATER
+
+
+def public_callables() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public functions, and the public methods of the public classes, by name."""
+    for module in (headwater, headwater.testing):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value):
+                methods = inspect.getmembers(value, inspect.isroutine)
+                yield from ((f"{name}.{each}", method) for each, method in methods if is_ours(each, method))
+            elif callable(value):
+                yield name, value
+
+
+def is_ours(name: str, method: object) -> bool:
+    return not name.startswith("_") and getattr(method, "__module__", "").startswith("headwater")
+
+
+def options_of(call: Callable[..., Any]) -> str | None:
+    """The annotation of `**options`; None without them."""
+    found = [each for each in inspect.signature(call).parameters.values() if each.kind is each.VAR_KEYWORD]
+    return str(found[0].annotation) if found else None

@@ -18,10 +18,14 @@ Names are imported on first use, so that `import headwater` is fast.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwater.app import App
+    from headwater.capture.declaration import CapturedTable, capture
+    from headwater.capture.outbox import Outbox, OutboxEvent, outbox
     from headwater.client import (
         AsyncClient,
         AsyncConsumer,
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     )
     from headwater.events.envelope import Receipts
     from headwater.log import Overload, Retention, Topic, backpressure, buffer, drop
+    from headwater.log.invalid_events import InvalidEvent
     from headwater.pipelines import Pipeline, Table, correct
     from headwater.queues import (
         DeadLetter,
@@ -80,6 +85,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncQueue",
+    "CapturedTable",
     "Change",
     "Client",
     "Consumer",
@@ -90,11 +96,14 @@ __all__ = [
     "Group",
     "GroupCounts",
     "HeadwaterError",
+    "InvalidEvent",
     "Lag",
     "ManualClock",
     "Message",
     "OffsetReset",
     "OpenQueue",
+    "Outbox",
+    "OutboxEvent",
     "Overload",
     "Pipeline",
     "Position",
@@ -115,6 +124,7 @@ __all__ = [
     "View",
     "backpressure",
     "buffer",
+    "capture",
     "changes",
     "connect",
     "connect_async",
@@ -125,6 +135,7 @@ __all__ = [
     "enrich",
     "group",
     "join_as_of",
+    "outbox",
     "retry",
     "sessions",
     "sliding",
@@ -133,6 +144,8 @@ __all__ = [
 
 _MODULES = {
     "headwater.app": ("App",),
+    "headwater.capture.declaration": ("CapturedTable", "capture"),
+    "headwater.capture.outbox": ("Outbox", "OutboxEvent", "outbox"),
     "headwater.errors": ("HeadwaterError",),
     "headwater.events": (
         "Change",
@@ -147,6 +160,7 @@ _MODULES = {
         "changes",
         "device_clock",
     ),
+    "headwater.log.invalid_events": ("InvalidEvent",),
     "headwater.log": ("Overload", "Retention", "Topic", "backpressure", "buffer", "drop"),
     "headwater.engine.dsl": ("deduplicate", "enrich", "join_as_of", "sessions", "sliding", "stateful"),
     "headwater.pipelines": ("Pipeline", "Table", "correct"),
@@ -179,3 +193,19 @@ def __getattr__(name: str) -> Any:
     found = getattr(importlib.import_module(_MODULE_OF.get(name, "headwater.client")), name)
     globals()[name] = found
     return found
+
+
+class _PublicNames(ModuleType):
+    """This module: `hw.capture` is the function, although the room of that name is a module, too."""
+
+    @property
+    def capture(self) -> Any:
+        """The function that captures a table."""
+        return importlib.import_module("headwater.capture.declaration").capture
+
+    @capture.setter
+    def capture(self, room: ModuleType) -> None:
+        """Ignore the room, which the import system would set here."""
+
+
+sys.modules[__name__].__class__ = _PublicNames

@@ -6,9 +6,11 @@ Declarations do no I/O; nothing is created until the app runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
+from headwater.capture.declaration import CapturedTable
 from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, SourceLocation
 from headwater.log import Topic
 from headwater.log.topic import check_name, normalize_name
@@ -21,6 +23,9 @@ __all__ = ["App", "StreamOptions", "TopicOptions", "ViewOptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator: TypeAlias = Callable[[Function], Pipeline]
+
+
+_CAPTURE_OPTIONS: Final = frozenset({"partitions", "retention", "segment_size", "value_format", "overload"})
 
 
 class StreamOptions(TypedDict, total=False):
@@ -61,6 +66,20 @@ class App:
         self._queues: dict[str, DeclaredQueue] = {}
         self._answers: dict[str, Answer] = {}
         self._bridges: list[Bridge] = []
+        self._captures: dict[str, tuple[CapturedTable, TopicOptions]] = {}
+
+    @property
+    def captures(self) -> dict[str, CapturedTable]:
+        """All captured tables by the name of their topic, in the order they were declared."""
+        return {name: declared for name, (declared, _) in self._captures.items()}
+
+    def capture_options(self, name: str) -> TopicOptions:
+        """Returns the options of the topic of a captured table."""
+        return self._captures[name][1]
+
+    def bind_capture(self, name: str, topic: Topic) -> None:
+        """Set the topic of a captured table, whose type and key come from the database or the log."""
+        self._topics[name] = topic
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -93,7 +112,8 @@ class App:
         Args:
             name: Letters, digits, `.`, `_`, `-`.
             type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema of its events.
-            options: See `TopicOptions`.
+            options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`, `idle`,
+                `ahead`, `segment_size`, `value_format`; see `TopicOptions`.
 
         Raises:
             UsageError: The definition is invalid; the error quotes the user's line.
@@ -103,15 +123,20 @@ class App:
     @overload
     def table(self, name: str, source: Topic, /, *, key: Columns) -> Pipeline: ...  # type: ignore[overload-overlap]
     @overload
+    def table(  # type: ignore[overload-overlap]
+        self, name: str, source: CapturedTable, /, **options: Unpack[TopicOptions]
+    ) -> CapturedTable: ...
+    @overload
     def table(self, name: str, source: object, /, **options: Unpack[TopicOptions]) -> Topic: ...
-    def table(self, name: str, source: object, /, **options: Unpack[TopicOptions]) -> Topic | Pipeline:
-        """Declare a table: a compacted topic, or the table behind a topic of changes.
+    def table(self, name: str, source: object, /, **options: Unpack[TopicOptions]) -> Topic | Pipeline | CapturedTable:
+        """Declare a table: a compacted topic, a captured table, or the table behind a topic of changes.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
-            source: The type of its rows, or a topic of this app whose type is `hw.changes(…)`.
-            options: See `TopicOptions`. A table needs a key; a table of a topic of changes has no other option. `time`
-                is the column with the time from which a row is valid.
+            source: The type of its rows, `hw.capture(…)`, or a topic of this app whose type is `hw.changes(…)`.
+            options: Those of `topic`. A table needs a key; a table of a topic of changes has no other option. `time`
+                is the column with the time from which a row is valid. A captured table takes type, key and time from
+                the database; it can have `partitions`, `retention`, `segment_size` and `value_format`.
 
         Raises:
             UsageError: The definition is invalid; the error quotes the user's line.
@@ -122,6 +147,8 @@ class App:
         """
         if isinstance(source, Topic | Pipeline):
             return self._add(declare_table(name, source, self._topics, options, location=SourceLocation.of_caller()))
+        if isinstance(source, CapturedTable):
+            return self._declare_capture(name, source, options)
         return self._declare(name, source, {**options, "compact": True})
 
     def queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> DeclaredQueue:
@@ -130,7 +157,8 @@ class App:
         Args:
             name: Letters, digits, `.`, `_`, `-`.
             type_: The type of its values; any dict that JSON can represent, if omitted.
-            options: See `QueueOptions`.
+            options: `groups`, `key`, `ordered`, `retry`, `visibility_timeout`, `ttl`, `deduplication_window`, `limit`,
+                `overload`, `durability`; see `QueueOptions`.
 
         Raises:
             UsageError: The definition is invalid; the error quotes the user's line.
@@ -231,14 +259,26 @@ class App:
     @overload
     def view(self, name: str, /, *, sql: str, **options: Unpack[ViewOptions]) -> Pipeline: ...
     def view(
-        self, name: str | Function | None = None, /, *, sql: str | None = None, **options: Unpack[ViewOptions]
+        self,
+        name: str | Function | None = None,
+        /,
+        *,
+        key: Columns | None = None,
+        late: LatePolicy | str = "keep",
+        latency: str | None = None,
+        history: bool | str | timedelta = False,
+        sql: str | None = None,
     ) -> Decorator | Pipeline:
         """Declare a view: a table with one row per key, kept up to date, and a topic of its changes.
 
         Args:
             name: The name of the view; that of the function, if omitted.
+            key: The column or columns that identify a row; a view needs a key.
+            late: What happens to late events: "keep" them in the late table, "drop" them, or `hw.correct(for_=…)`.
+            latency: Refused by the plan: a view is computed in batches, and only a stream can be "realtime".
+            history: For a view of one table: also keep its earlier rows, for ever or for a time, with `valid_from` and
+                `valid_to`.
             sql: A query in place of a function; the name is then required.
-            options: See `ViewOptions`; a view needs a key.
 
         Raises:
             BadPipelineError: The definition is invalid; the error quotes the user's line.
@@ -249,7 +289,7 @@ class App:
             >>> app.view("by_category", key="category", sql=sql).inputs
             ('orders',)
         """
-        return self._pipeline(PipelineKind.VIEW, name, sql, **options)
+        return self._pipeline(PipelineKind.VIEW, name, sql, key=key, late=late, latency=latency, history=history)
 
     @overload
     def stream(self, function: Function, /) -> Pipeline: ...
@@ -361,17 +401,35 @@ class App:
         self._topics[name] = topic
         return topic
 
+    def _declare_capture(self, name: str, source: CapturedTable, options: TopicOptions) -> CapturedTable:
+        location = SourceLocation.of_caller()
+        if wrong := sorted(set(options) - _CAPTURE_OPTIONS):
+            what = f'the captured table "{name}" cannot have the option {wrong[0]!r}'
+            detail = f"type, key and time come from the database; options: {', '.join(sorted(_CAPTURE_OPTIONS))}"
+            raise BadAppError(what, detail=detail, fix="leave it out", location=location)
+        try:
+            check_name(name)
+            self._check_undeclared(name, location)
+            check_not_reserved(name, location=location)
+        except HeadwaterError as error:
+            error.location = error.location or location
+            raise
+        self._captures[name] = (source, options)
+        return source
+
     def _check_undeclared(self, name: str, location: SourceLocation | None) -> None:
         """Reject a name that is in use: topics, tables and pipelines share one namespace."""
-        declared: list[Topic | Pipeline] = [*self._topics.values(), *self._pipelines.values()]
-        for before in declared:
-            if before.name == name:
+        known: list[Topic | Pipeline] = [*self._topics.values(), *self._pipelines.values()]
+        declared = {one.name: one.location for one in known}
+        declared |= {topic: captured.location for topic, (captured, _) in self._captures.items()}
+        for before, place in declared.items():
+            if before == name:
                 what = f'app "{self.name}" declares "{name}" twice'
-            elif isinstance(name, str) and normalize_name(before.name) == normalize_name(name):
-                what = f'app "{self.name}" declares "{name}" and "{before.name}", which would share files'
+            elif isinstance(name, str) and normalize_name(before) == normalize_name(name):
+                what = f'app "{self.name}" declares "{name}" and "{before}", which would share files'
             else:
                 continue
-            raise BadAppError(what, detail=f"first at {before.location}", fix="choose another name", location=location)
+            raise BadAppError(what, detail=f"first at {place}", fix="choose another name", location=location)
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, topics={list(self._topics)}, pipelines={list(self._pipelines)})"

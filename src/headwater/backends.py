@@ -49,12 +49,20 @@ _PING_TIMEOUT: Final = timedelta(seconds=2)
 # -- log -----------------------------------------------------------------------------------------------------------
 
 
-def open_log(url: str, clock: Clock | None = None, *, index_time: bool = False, cache: Path | None = None) -> TimedLog:
+def open_log(
+    url: str,
+    clock: Clock | None = None,
+    *,
+    data: Path | None = None,
+    index_time: bool = False,
+    cache: Path | None = None,
+) -> TimedLog:
     """Open the log of a folder or a URL, for pipelines.
 
     Args:
         url: A folder, or `kafka://…`.
-        clock: The source of the current time.
+        clock: The source of the current time; that of the data folder, if left out.
+        data: The data folder of a log on Kafka, for its clock; without it, the wall clock counts.
         index_time: Whether this process writes the event-time index of the Kafka topics it reads. Only the process
             that runs the pipelines does.
         cache: Folder for batches read from Kafka, shared with the Spark workers of this machine.
@@ -68,6 +76,10 @@ def open_log(url: str, clock: Clock | None = None, *, index_time: bool = False, 
     if url.startswith("kafka://"):
         from headwater.log.kafka import KafkaLog
 
+        if clock is None and data is not None:
+            from headwater.log.storage.anchored_clock import folder_clock
+
+            clock = folder_clock(data)
         return KafkaLog(url, clock=clock, index_time=index_time, cache=cache)
     from headwater.log.event_log import EventLog
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headwater.errors import BadSettingError
 
-__all__ = ["ADDRESSES", "DATA", "PORT", "PROFILE", "SETTINGS", "Setting"]
+__all__ = ["ADDRESSES", "COMPACTION_MEMORY", "DATA", "OPEN_FILES", "PORT", "PROFILE", "SETTINGS", "Setting"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,35 @@ class Setting:
 
 DATA = Setting("data", ".headwater", "The data folder, or the URL of a node such as http://127.0.0.1:8642.")
 PORT = Setting("port", "8642", "The port a node listens on.")
+OPEN_FILES = Setting(
+    "open_files",
+    "0",
+    "The number of files of the log that a process keeps open; 0 is half of what the operating system allows it.",
+)
+COMPACTION_MEMORY = Setting(
+    "compaction_memory",
+    "256 MB",
+    "The memory for keys while a partition is compacted, about 50 bytes a key; more keys take several passes.",
+)
 SPARK_CORES = Setting("spark_cores", "0", "The number of cores that Spark uses; 0 uses all cores of the machine.")
 SPARK_MEMORY = Setting("spark_memory", "1g", "The maximum heap of Spark's JVM.")
+BATCH_SIZE = Setting(
+    "batch_size",
+    "",
+    "The limit of the bytes of events in a batch, such as 32 MB; without one, 3/32 of the heap of Spark's JVM.",
+)
+STATE_MEMORY = Setting(
+    "state_memory",
+    "256",
+    "The limit of the caches of Spark's state stores, in megabytes; all stores of a process share it.",
+)
 JAVA_PATIENCE = Setting(
     "java_patience", "60", "Seconds without an answer from Java after which the engine is restarted."
+)
+CLASS_ARCHIVE = Setting(
+    "class_archive",
+    "on",
+    "Whether the first start of Spark makes an archive of Java's classes, with which later starts are faster; or off.",
 )
 PROFILE = Setting("profile", "embedded", "The profile, which names the addresses of log, store, queues and Spark.")
 LOG = Setting("log", "", "The log of the profile: a folder, or kafka://host:port,host:port.")
@@ -83,17 +108,36 @@ FAILURE_PERCENT = Setting(
     "The share of its latest events that may fail before a pipeline stops, in percent; 100 never stops it.",
 )
 FAILURE_WINDOW = Setting("failure_window", "1000", "The number of latest events that these two settings look at.")
+LATE_RETENTION = Setting(
+    "late_retention", "30 days", "How long late events stay in hw_late after the batch that found them; or forever."
+)
+QUARANTINE_RETENTION = Setting(
+    "quarantine_retention",
+    "30 days",
+    "How long quarantined events stay in hw_quarantine after the batch that found them; or forever.",
+)
+LEDGER_RETENTION = Setting(
+    "ledger_retention", "30 days", "How long batches of a replaced version of a view stay in hw_batches; or forever."
+)
 FAILURES = (MIN_FAILURES, FAILURE_PERCENT, FAILURE_WINDOW)
 ADDRESSES = (LOG, STORE, QUEUES, SPARK, CHECKPOINTS)
 SETTINGS = (
     DATA,
     PORT,
+    OPEN_FILES,
+    COMPACTION_MEMORY,
     SPARK_CORES,
     SPARK_MEMORY,
+    BATCH_SIZE,
+    STATE_MEMORY,
     JAVA_PATIENCE,
+    CLASS_ARCHIVE,
     REALTIME_PARTITIONS,
     JARS,
     *FAILURES,
+    LATE_RETENTION,
+    QUARANTINE_RETENTION,
+    LEDGER_RETENTION,
     PROFILE,
     *ADDRESSES,
 )

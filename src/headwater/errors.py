@@ -25,6 +25,7 @@
     │   ├── BadWorkerError         a worker or responder with the wrong parameters
     │   ├── TimeColumnMissingError the event-time column is not in the type
     │   ├── TooLargeError          an event, line or body over its limit
+    │   │   └── BatchTooLargeError a batch that cannot be divided and needs more memory than there is
     │   ├── UnknownTopicError      no topic of that name
     │   ├── UnknownGroupError      no consumer group of that name
     │   ├── UnknownQueueError      no queue of that name
@@ -37,6 +38,7 @@
     │   ├── TopicExistsError       the topic exists with other settings
     │   ├── QueueExistsError       the queue exists with other settings
     │   ├── StateChangedError      a changed pipeline whose state is not compatible
+    │   ├── NotCapturableError     a database or table that lacks what capture needs
     │   ├── FencedError            a newer owner has taken over
     │   ├── LedgerMismatchError    a batch was submitted again with other offsets
     │   ├── SequenceGapError       a producer's event whose predecessor is not in the log
@@ -50,6 +52,8 @@
     ├── DataError                  stored data is missing, damaged or unreadable
     │   ├── DataGoneError          retention has removed the requested offsets
     │   ├── DamagedError           a checksum does not match
+    │   ├── SlotLostError          a database no longer has the changes to capture next
+    │   ├── SourceReplacedError    a captured database that is another one now
     │   ├── RowsDroppedError       Spark dropped rows that are not late
     │   └── NewerFormatError       written by a newer version of Headwater
     └── EnvironmentFaultError      disk, network or operating system failed
@@ -78,7 +82,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -97,6 +101,15 @@ class SourceLocation:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    def quote(self) -> str:
+        """Returns file, line and the source line.
+
+        Example:
+            >>> SourceLocation("app.py", 17, "return prices[7]").quote()
+            'app.py:17   return prices[7]'
+        """
+        return f"{self}   {self.source}".rstrip()
 
     @classmethod
     def of_caller(cls) -> SourceLocation | None:
@@ -185,7 +198,7 @@ class HeadwaterError(Exception):
 
     def __str__(self) -> str:
         lines = [f"{self.code}: {self.what}"]
-        lines += [f"{self.location}"] if self.location else []
+        lines += [self.location.quote()] if self.location else []
         lines += [self.detail] if self.detail else []
         lines += [f"fix: {self.fix}"] if self.fix else []
         return "\n  ".join(lines)
@@ -194,7 +207,7 @@ class HeadwaterError(Exception):
         """Returns the error as text for a terminal."""
         lines = [f"error {self.code}: {self.what}"]
         if self.location:
-            lines.append(f"  {self.location}   {self.location.source}".rstrip())
+            lines.append(f"  {self.location.quote()}")
         lines += [f"  {line}" for line in (self.detail or "").splitlines()]
         docs = f"docs: headwater help {self.code}"
         lines.append(f"  fix: {self.fix}          {docs}" if self.fix else f"  {docs}")
@@ -210,6 +223,7 @@ class HeadwaterError(Exception):
             "detail": self.detail,
             "fix": self.fix,
             "location": str(self.location) if self.location else None,
+            "source": (self.location.source or None) if self.location else None,
             "retryable": self.retryable,
             "data": self.data,
         }
@@ -226,11 +240,12 @@ class HeadwaterError(Exception):
             ('BadKeyError', {'topic': 'orders'})
         """
         known = by_code().get(problem.get("code", ""), HeadwaterError)
+        location = SourceLocation.parse(problem.get("location", ""))
         return known(
             problem.get("title", "the node answered with an error"),
             detail=problem.get("detail"),
             fix=problem.get("fix"),
-            location=SourceLocation.parse(problem.get("location", "")),
+            location=location and replace(location, source=problem.get("source", "")),
             **problem.get("data", {}),
         )
 
@@ -423,6 +438,16 @@ class TooLargeError(UsageError):
     status = 413
 
 
+class BatchTooLargeError(TooLargeError):
+    """A batch needs more memory than Spark has, and it cannot be divided any further.
+
+    `data` has `topic`, `partition`, `offset` and `size` of the largest event. Nothing of the batch was committed. With
+    more memory the pipeline continues where it stopped.
+    """
+
+    code = "BATCH_TOO_LARGE"
+
+
 class UnknownTopicError(UsageError):
     """There is no topic of that name; the message lists similar names."""
 
@@ -513,12 +538,21 @@ class QueueExistsError(RefusedError):
 class StateChangedError(RefusedError):
     """A pipeline was changed since its last run, and its state is not compatible with the new definition.
 
-    To continue would mix the results of two functions. A view can be rebuilt: `headwater run --rebuild NAME` reads the
-    log from its start into a new version; the old version stays readable until the new one is complete. A stream cannot
-    be rebuilt: give the new one another name.
+    To continue would mix the results of two functions. A view can be rebuilt: `headwater run app.py --rebuild NAME`
+    reads the log from its start into a new version; the old version stays readable until the new one is complete. A
+    stream cannot be rebuilt: give the new one another name.
     """
 
     code = "STATE_CHANGED"
+
+
+class NotCapturableError(RefusedError):
+    """A database or table cannot be captured as it is: a right, a setting or a key is missing.
+
+    `headwater capture check` lists what is missing, with the statement that changes it.
+    """
+
+    code = "NOT_CAPTURABLE"
 
 
 class FencedError(RefusedError):
@@ -642,6 +676,26 @@ class DamagedError(DataError):
     """
 
     code = "DAMAGED"
+
+
+class SlotLostError(DataError):
+    """The database no longer has the changes that a capture needs next: its slot or log file is gone.
+
+    Changes may be missing, so the capture stops and names the gap. `headwater capture snapshot --all` begins a new
+    epoch: all tables are loaded again and compared with what the topics have.
+    """
+
+    code = "SLOT_LOST"
+
+
+class SourceReplacedError(DataError):
+    """A captured database is not the one that the capture began with: another server, timeline or history.
+
+    After a failover or a restore, positions of the old history mean something else in the new one. `headwater capture
+    snapshot --all` begins a new epoch.
+    """
+
+    code = "SOURCE_REPLACED"
 
 
 class RowsDroppedError(DataError):

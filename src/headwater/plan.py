@@ -16,7 +16,7 @@ from headwater.errors import SourceLocation
 from headwater.events import to_ddl
 from headwater.inspection import Inspection
 from headwater.log import Topic, ValueFormat
-from headwater.pipelines import CorrectLate, Graph, Pipeline
+from headwater.pipelines import ALL, CorrectLate, Graph, Pipeline, Selection
 from headwater.queues import Bridge, DeclaredQueue, Worker
 from headwater.queues.request_reply.dispatcher import Answer
 from headwater.store import ViewTable
@@ -82,17 +82,21 @@ class Plan:
     queues: tuple[DeclaredQueue, ...] = ()
     answers: tuple[Answer, ...] = ()
     bridges: tuple[Bridge, ...] = ()
+    selected: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, app: App) -> Plan:
-        """Returns the plan of an app's file.
+    def of(cls, app: App, selection: Selection = ALL) -> Plan:
+        """Returns the plan of an app's file, with the details of the selected pipelines.
 
         Raises:
             UnknownInputError: A pipeline reads an input that is not declared.
             CycleError: Pipelines read one another.
         """
         queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
-        return cls(app.name, app.resolve(), queues=queues, answers=answers, bridges=app.bridges)
+        graph = app.resolve()
+        return cls(
+            app.name, graph, queues=queues, answers=answers, bridges=app.bridges, selected=selection.names(graph)
+        )
 
     def with_checks(self, checks: Iterable[PipelineCheck]) -> Plan:
         """Returns the plan with the engine's findings; a view whose table has other columns is refused."""
@@ -123,7 +127,7 @@ class Plan:
             "topics": [_topic_document(topic) for topic in self.graph.topics],
             "pipelines": [
                 self._pipeline_document(pipeline) | {"checked": checks.get(pipeline.name)}
-                for pipeline in self.graph.pipelines
+                for pipeline in self._selected_pipelines()
             ],
             "edges": [edge._asdict() for edge in self.graph.edges],
             "queues": [_queue_document(queue) for queue in self.queues],
@@ -160,13 +164,20 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Returns the plan as text: the graph, then each topic, pipeline, queue, answer and bridge."""
+        pipelines = self._selected_pipelines()
+        topics = self.graph.topics
+        if len(pipelines) < len(self.graph.pipelines):  # a plan of the whole app shows topics without readers, too
+            topics = tuple(topic for topic in topics if any(topic.name in one.inputs for one in pipelines))
         blocks = [self.tree()]
-        blocks += [list(self._topic_lines(topic)) for topic in self.graph.topics]
-        blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
+        blocks += [list(self._topic_lines(topic)) for topic in topics]
+        blocks += [list(self._pipeline_lines(pipeline)) for pipeline in pipelines]
         blocks += [list(_queue_lines(queue)) for queue in self.queues]
         blocks += [[_heading("answer", answer.subject, answer.location)] for answer in self.answers]
         blocks += [[_heading("bridge", bridge.name, bridge.location)] for bridge in self.bridges]
         return [line for block in blocks if block for line in (*block, "")][:-1]
+
+    def _selected_pipelines(self) -> list[Pipeline]:
+        return [pipeline for pipeline in self.graph.pipelines if pipeline.name in self.selected]
 
     def tree(self) -> list[str]:
         """Returns the graph as a tree: its readers below each topic; three dots stand for a branch shown before."""
@@ -325,7 +336,8 @@ def _compare_columns(check: PipelineCheck, table: ViewTable | None) -> PipelineC
 def _check_lines(check: PipelineCheck) -> Iterator[str]:
     if check.error is not None:
         yield f"{check.pipeline}: error {check.error.get('code', 'ERROR')}: {check.error.get('title', '')}"
-        more = [check.error.get("location"), *str(check.error.get("detail") or "").splitlines()]
+        place = f"{check.error.get('location') or ''}   {check.error.get('source') or ''}"
+        more = [place.strip(), *str(check.error.get("detail") or "").splitlines()]
         yield from (f"  {line}" for line in more if line)
         if check.error.get("fix"):
             yield f"  fix: {check.error['fix']}"

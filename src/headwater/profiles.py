@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -48,6 +49,10 @@ _FORMS: Final = {
         "local[*], spark://host:7077, k8s://https://host:port or yarn",
     ),
     "checkpoints": (r"(?!.*://).+|[a-z][a-z0-9+.-]*://\S*", "a folder, or a URL such as s3a://bucket/checkpoints"),
+    "captures": (
+        rf"(?:postgresql|postgres|mariadb|mysql)://{_USER}(?:{_HOSTS})?(?:/[^\s?]*)?(?:\?\S*)?|sqlite://\S+|(?!.*://).+",
+        "postgresql://user:${PASSWORD}@host:5432/database, mariadb://…, or the path of an SQLite file",
+    ),
 }  # fmt: skip
 _FOLDERS: Final = ("log", "checkpoints")
 
@@ -70,7 +75,7 @@ class Address:
 
     Args:
         text: The text of the address, with references.
-        kind: "log", "store", "queues", "spark" or "checkpoints".
+        kind: "log", "store", "queues", "spark", "checkpoints" or "captures".
         base: The folder to which relative paths refer.
         location: Where the user wrote it.
 
@@ -137,7 +142,7 @@ class Address:
 
         text = _REFERENCE.sub(value, self.text)
         self._check_form(text)
-        if self.kind in _FOLDERS and "://" not in text:
+        if self.kind in (*_FOLDERS, "captures") and "://" not in text:
             return str(self.base / Path(text).expanduser())
         return text
 
@@ -192,6 +197,7 @@ _TEXT_KEYS: Final = ("python", "jars")
 _KEYS: Final = (*(setting.name for setting in ADDRESSES), *_TEXT_KEYS)
 ARCHIVE_SUFFIXES: Final = (".tar.gz", ".tgz", ".zip")
 """The suffixes of archives that Spark unpacks on its workers."""
+_CAPTURES: Final = "captures"
 _LOCAL_SPARK: Final = Address(SPARK.default, "spark")
 
 
@@ -208,6 +214,7 @@ class Profile:
         checkpoints: A folder or URL that driver and workers reach; None is the data folder.
         python: The Python of Spark's workers, or an archive with one; None is the running one.
         jars: A folder with the jars of Spark's Kafka connector; None downloads them when needed.
+        captures: The databases to capture, by the name that `hw.capture` gives them.
         location: Where the user wrote it.
 
     Example:
@@ -223,6 +230,7 @@ class Profile:
     checkpoints: Address | None = None
     python: str | None = None
     jars: str | None = None
+    captures: Mapping[str, Address] = field(default_factory=dict)
     location: SourceLocation | None = None
 
     @property
@@ -298,8 +306,12 @@ def describe(profile: Profile, data: str | None = None) -> list[str]:
         "queues": profile.queues,
         "spark": profile.spark,
         "checkpoints": profile.checkpoints or folder,
+        "captures": ", ".join(f"{name} {url}" for name, url in profile.captures.items()) or None,
         "python": profile.python,
         "jars": profile.jars,
+        "page": "none, and no HTTP: the log is on Kafka; headwater view, lag and status read it"
+        if profile.kafka
+        else None,
     }
     return [f"{part:12} {fact}" for part, fact in facts.items() if fact is not None]
 
@@ -322,7 +334,21 @@ def _read_from_file(name: str, start: Path) -> dict[str, Any]:
             fix=f"--profile {near[0]}" if near else f"write a table [profiles.{name}]",
             profile=name,
         )
-    return {key: _parse_value(file, name, key, table[key]) for key in table} | {"location": file.location(name)}
+    addresses = _parse_captures(file, name, table.get(_CAPTURES, {}))
+    values = {key: _parse_value(file, name, key, table[key]) for key in table if key != _CAPTURES}
+    return {**values, _CAPTURES: addresses, "location": file.location(name)}
+
+
+def _parse_captures(file: _ProfileFile, profile: str, table: Any) -> dict[str, Address]:
+    """Returns the addresses of `[profiles.NAME.captures]`."""
+    location = file.location(f"{profile}.{_CAPTURES}")
+    if not isinstance(table, dict) or not all(isinstance(url, str) and url for url in table.values()):
+        what = f'"{_CAPTURES}" of the profile "{profile}" is not a table of addresses'
+        raise BadProfileError(what, fix='[profiles.NAME.captures] and below it shop = "…"', location=location)
+    return {
+        name: Address(url, _CAPTURES, file.path.parent, location).validate(plain_secrets=False)
+        for name, url in table.items()
+    }
 
 
 def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Address | str:
@@ -330,7 +356,7 @@ def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Addr
     if key not in _KEYS:
         near = near_names(key, _KEYS)
         what = f'the profile "{profile}" has no key "{key}"'
-        known = f"keys: {', '.join(_KEYS)}"
+        known = f"keys: {', '.join((*_KEYS, _CAPTURES))}"
         raise BadProfileError(what, detail=known, fix=near[0] if near else "leave it out", location=location, key=key)
     if not isinstance(value, str) or not value:
         what = f'"{key}" of the profile "{profile}" is not text, or is empty'

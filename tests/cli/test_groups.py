@@ -123,5 +123,5 @@ def test_the_group_of_a_pipeline_is_refused_and_the_rebuild_named(call, log, bil
     log.log.groups.reset("hw.pipeline.revenue", "payments", {0: 3})  # as the engine reports it
     done = call("reset", "hw.pipeline.revenue", "--topic", "payments", "--to", "earliest", "--yes", "--json")
     assert (done.code, done.problem["code"], done.problem["data"]["pipeline"]) == (4, "REFUSED", "revenue")
-    assert done.problem["fix"] == "headwater backfill revenue"
+    assert done.problem["fix"].startswith("stop the app; headwater backfill revenue --data ")
     assert log.log.groups.state("hw.pipeline.revenue", "payments").committed[0] == 3

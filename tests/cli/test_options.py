@@ -32,7 +32,7 @@ def test_an_unknown_profile_is_wrong_usage_with_the_near_one(call):
     done = call("topics", "--profile", "shp", "--json", where=None)
     assert done.code == 2
     assert (done.problem["code"], done.problem["data"]) == ("UNKNOWN_PROFILE", {"profile": "shp"})
-    assert done.problem["fix"] == "--profile shop"
+    assert done.problem["fix"] == "headwater topics --profile shop --json"
 
 
 def test_a_wrong_profile_is_reported_with_its_line(call, tmp_path):

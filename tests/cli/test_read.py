@@ -235,7 +235,7 @@ def test_escaped_text_in_a_pipe_still_means_the_same(call, log):
 def test_on_a_terminal_a_line_says_when_where_and_key(terminal, log, data):
     log.send("notes", {"text": "a"}, key="room 4", occurred_at=START)
     done = terminal("cat", "notes", data=data, NO_COLOR="1")
-    assert done.out == '2026-01-01 00:00:00.000Z  0:0  room 4  {"text":"a"}\n'
+    assert done.out == '2026-01-01T00:00:00Z  0:0  room 4  {"text":"a"}\n'
 
 
 def test_colour_is_for_terminals_without_no_color(terminal, log, data):

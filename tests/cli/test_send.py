@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_a_line_that_does_not_fit_is_named_and_nothing_is_sent(call, log, bad, c
 
 
 def test_what_was_sent_before_a_bad_line_in_a_later_chunk_is_said(call, log, monkeypatch):
-    monkeypatch.setattr("headwater.cli.commands.send._CHUNK", 40)
+    monkeypatch.setattr("headwater.cli.event_lines._CHUNK", 40)
     good = ndjson(*({"text": f"{n}"} for n in range(9)))
     done = call("send", "notes", "--json", stdin=good + "bad\n")
     sent = len(texts(log))
@@ -125,7 +126,7 @@ def test_what_was_sent_before_a_bad_line_in_a_later_chunk_is_said(call, log, mon
 
 
 def test_a_line_without_end_is_refused_before_memory_grows(call, log, monkeypatch):
-    monkeypatch.setattr("headwater.cli.commands.send._CHUNK", 1 << 18)
+    monkeypatch.setattr("headwater.cli.event_lines._CHUNK", 1 << 18)
     done = call("send", "notes", stdin='{"text": "' + "x" * (3 << 20))
     assert done.code == 2
     assert done.err.startswith("error TOO_LARGE: line 1")
@@ -197,3 +198,66 @@ def test_events_come_through_a_real_pipe(shell, log, data):
     done = shell("send", "notes", data=data, stdin=ndjson(*rows))
     assert (done.code, done.err) == (0, "sent 2,000 events to notes\n")
     assert texts(log) == [row["text"] for row in rows]
+
+
+BROKEN = ndjson(order(1), order(2, amount=[]), order(3)) + "{nope\n" + ndjson(order(5, amount=[]))
+
+
+def test_invalid_lines_are_left_out_counted_and_kept(call, log, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    done = call("send", "orders", "--skip-invalid", "-", stdin=BROKEN)
+    assert (done.code, [event.value["order_id"] for event in log.read("orders")]) == (0, ["o-1", "o-3"])
+    sent, refused, *reasons = done.err.splitlines()
+    assert sent == "sent 2 events to orders"
+    assert refused == "refused 3 invalid lines, written to orders.refused.jsonl"
+    assert ("2x" in reasons[0], "first: line 2" in reasons[0]) == (True, True)
+    assert ("not JSON" in reasons[1], "first: line 4" in reasons[1]) == (True, True)
+    lines = BROKEN.splitlines(keepends=True)
+    assert Path("orders.refused.jsonl").read_text() == "".join([lines[1], lines[3], lines[4]])
+
+
+def test_a_file_of_invalid_lines_is_not_overwritten(call, log, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("orders.refused.jsonl", "orders.refused-2.jsonl"):
+        assert call("send", "orders", "--skip-invalid", stdin=BROKEN).code == 0
+        assert Path(expected).read_text().count("\n") == 3
+
+
+def test_an_invalid_line_says_how_to_leave_it_out(call, log):
+    done = call("send", "orders", stdin=BROKEN)
+    assert (done.code, "send orders --skip-invalid" in done.err) == (2, True)
+
+
+def test_invalid_lines_go_to_the_topic_that_is_named(call, log):
+    log.create_topic("notes", "text string", invalid="notes.invalid")
+    lines = ['{"text": "a"}', '{"text": 1}', "nope", '{"text": "d"}']
+    done = call("send", "notes", stdin="\n".join(lines))
+    assert done.err == "sent 2 events to notes, 2 invalid to notes.invalid\n"
+    found = [(event.value["origin"], event.value["value"]) for event in log.read("notes.invalid")]
+    assert found == [(f"line {number} of the input", lines[number - 1]) for number in (2, 3)]
+    done = call("send", "notes", "--json", lines[1])
+    assert [(row["topic"], row["offset"]) for row in done.rows] == [("notes.invalid", 2)]
+
+
+def test_an_option_that_does_not_exist_is_not_an_event(call, log):
+    done = call("send", "notes", "--jsno")
+    assert (done.code, "unknown option: --jsno" in done.err) == (2, True)
+
+
+def test_an_event_for_a_queue_is_published(call, log):
+    log.create_queue("emails", "to string")
+    done = call("send", "emails", "-", stdin='{"to": "a"}\n{"to": "b"}\n')
+    assert (done.code, done.err) == (0, "published 2 messages to queue emails\n")
+    with log.queue("emails") as queue:
+        assert [queue.receive(timeout=5).value for _ in range(2)] == [{"to": "a"}, {"to": "b"}]
+    assert call("send", "emails", '{"cc": "a"}').err.startswith("error BAD_EVENT")
+
+
+def test_a_wrong_name_of_a_topic_names_no_other_topic_to_send_to(call, log):
+    done = call("send", "zzz", '{"text": "a"}')
+    assert (done.code, "headwater topics" in done.err, "send notes" in done.err) == (2, True, False)
+
+
+def test_a_wrong_field_gives_the_command_with_the_right_one(call, log):
+    done = call("send", "notes", '{"txt": "a"}')
+    assert """send notes '{"text": "a"}'""" in done.err

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from tests.client.deleting import DeletionContract
+from tests.client.diverting import DivertingContract
 from tests.client.groups import GroupContract
 from tests.client.reading import ReadingContract
 from tests.client.sending import SendingContract
 
 
-class ClientContract(SendingContract, ReadingContract, GroupContract):
+class ClientContract(SendingContract, DivertingContract, ReadingContract, GroupContract, DeletionContract):
     """Inherit it and say where: `where` for `hw.connect`, `folder` where the log's files are."""
 
     @pytest.fixture

@@ -76,6 +76,25 @@ class TestKafkaClient(ClientContract):
         assert [event.value["order_id"] for event in client.read(name) if event.value] == ["o-0", "o-1", "o-2", "o-3"]
         assert client.log.counts(name)["duplicate"] == 2
 
+    def test_a_group_is_deleted_on_one_of_its_topics(self, client: hw.Client):
+        """The driver deletes only whole groups: a group with offsets on other topics is refused."""
+        group, topics = fresh("billing"), [fresh(), fresh()]
+        for topic in topics:
+            client.create_topic(topic, "order_id string")
+            client.send(topic, {"order_id": "a"})
+            client.log.groups.reset(group, topic, {0: 1})
+        with pytest.raises(errors.RefusedError) as caught:
+            client.delete_group(group, topics[1])
+        assert caught.value.fix == f"headwater groups delete {group}"
+        assert {(lag.topic, lag.committed) for lag in client.lag(group)} == {(topic, 1) for topic in topics}
+        client.delete_group(group)
+        with pytest.raises(errors.UnknownGroupError):
+            client.lag(group)
+        client.log.groups.reset(group, topics[0], {0: 1})
+        client.delete_group(group, topics[0])
+        with pytest.raises(errors.UnknownGroupError):
+            client.log.groups.state(group, topics[0])
+
     async def test_the_asynchronous_client_does_the_same(self, where: str):
         """As above: the mark of the producer's commit stands between its event and the next."""
         name = fresh()

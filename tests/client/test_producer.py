@@ -11,7 +11,7 @@ import pytest
 import headwater as hw
 from headwater import errors
 from headwater.client.producer import Producer
-from headwater.events import ManualClock
+from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog
 from headwater.log.append_buffer import PendingAppend
 from headwater.log.write_batch import EventEncoder
@@ -114,6 +114,27 @@ def test_the_number_of_a_failed_event_is_given_to_no_other(client: hw.Client, cl
     producer.send({"n": 1})
     producer.flush()
     assert client.log.last_sequences("lines", "till-7") == [1]
+
+
+def test_an_event_that_is_in_the_log_in_spite_of_an_error_is_a_repeat_when_sent_again(
+    client: hw.Client, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("lines", "n int")
+    producer, real = client.producer("lines", id="till-7"), client.log.await_append
+
+    def fail_after_append(name: str, pending: PendingAppend) -> Receipt:
+        real(name, pending)
+        raise errors.DiskFailedError("the disk failed after the write")
+
+    producer.send({"n": 0})
+    with monkeypatch.context() as patched:
+        patched.setattr(client.log, "await_append", fail_after_append)
+        with pytest.raises(errors.DiskFailedError):
+            producer.flush()
+    producer.send({"n": 0}, sequence=0)
+    assert [receipt.duplicate for receipt in producer.flush()] == [True]
+    producer.send({"n": 1})
+    assert [receipt.duplicate for receipt in producer.flush()] == [False]
 
 
 def test_an_event_that_the_buffer_refuses_uses_up_no_number(client: hw.Client, monkeypatch: pytest.MonkeyPatch):

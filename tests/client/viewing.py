@@ -322,6 +322,64 @@ class ViewingContract:
             list(view.changes(since=hw.Position.of("something", {0: 1})))
         newer.close()
 
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def products(self, client: hw.Client) -> str:
+        """A table of three keys, of which one was updated and another deleted."""
+        name = fresh("products")
+        type_ = "product_id int, name string, price decimal(38,18), since timestamp"
+        client.create_topic(name, type_, key="product_id", compact=True, partitions=2)
+        for number, word, price in ((7, "pen", "1"), (9, "ink", "3"), (8, "paper", "5.5"), (7, "quill", "2328.28")):
+            row = {"product_id": number, "name": word, "price": Decimal(price), "since": NOON + timedelta(days=number)}
+            client.send(name, row)
+        client.delete(name, key=9)
+        return name
+
+    def test_a_table_is_read_like_a_view(self, client: hw.Client, products: str):
+        view = client.view(products)
+        assert [(row["product_id"], row["name"]) for row in view.rows()] == [(7, "quill"), (8, "paper")]
+        assert view.rows(limit=1)[0]["since"] == NOON + timedelta(days=7)
+        assert [row["name"] for row in view.rows(where="price > 5", order=["-product_id"])] == ["paper", "quill"]
+        assert [row["name"] for row in view.rows(order=["-product_id"], limit=1)] == ["paper"]
+        assert (view.get(7)["price"], view.get(9)) == (Decimal("2328.28"), None)
+        assert client.table(products).get(7) == view.get(7)
+        assert products not in client.views()
+
+    def test_a_table_has_the_event_of_a_receipt_at_once(self, client: hw.Client, totals: Keeper, products: str):
+        receipt = client.send(products, {"product_id": 1, "name": "new", "price": "0", "since": NOON})
+        assert client.view(products).get(1, after=receipt, timeout=0)["name"] == "new"
+        with pytest.raises(errors.UnknownTopicError):
+            client.view(products).rows(after=client.send(totals.topic, {"order_id": "x"}))
+
+    def test_a_table_has_neither_a_past_nor_windows_nor_changes_of_a_view(self, client: hw.Client, products: str):
+        view = client.view(products)
+        for read in (lambda: view.rows(as_of="-1m"), view.open_windows):
+            with pytest.raises(errors.BadQueryError):
+                read()
+        with pytest.raises(errors.RefusedError):
+            list(view.changes())
+
+    def test_sql_joins_views_and_tables(self, client: hw.Client, totals: Keeper, products: str):
+        text = f"""
+            select p.product_id, p.price, p.since, t.n from "{products}" p
+            left join "{totals.table.name}" t on t.category = p.name where p.price < ? order by p.price
+        """
+        assert client.sql(text, ["1000000"]).rows == [
+            (8, "5.5", "2026-01-09T12:00:00Z", 1),
+            (7, "2328.28", "2026-01-08T12:00:00Z", None),
+        ]
+        with pytest.raises(errors.BadQueryError):
+            client.sql(f'select * from "{products}$rows" join missing')
+
+    def test_neither_a_topic_nor_a_misspelt_table_is_a_view(self, client: hw.Client, totals: Keeper, products: str):
+        with pytest.raises(errors.UnknownViewError) as caught:
+            client.view(products[:-1]).rows()
+        assert products in caught.value.data["near"]
+        with pytest.raises(errors.UnknownViewError) as caught:
+            client.view(totals.topic).rows()
+        assert caught.value.fix == f"headwater cat {totals.topic}"
+
     # -- SQL and the system's own views --------------------------------------------------------------------------
 
     def test_sql_joins_views(self, client: hw.Client, totals: Keeper):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import headwater as hw
 from headwater.log import Topic
 from headwater.server import Node
 from headwater.store import EventCounts, SideOutput, ViewTable
+from headwater.store.status import EngineMemory, write_engine_memory
 from tests.console.browser import Browser
 from tests.console.given import STOCK, Kept, Shop, now
 from tests.console.payloads import PAYLOADS
@@ -43,6 +45,14 @@ def test_the_page_loads_quietly_and_asks_nobody_else(browser: Browser, node: Nod
     browser.look()
     assert browser.messages == []
     assert browser.hosts == {f"127.0.0.1:{node.port}"}
+
+
+def test_the_page_shows_memory_by_part(browser: Browser, node: Node, shop: Shop):
+    folder = node.log.folder
+    write_engine_memory(folder, EngineMemory(0, os.getpid(), 110_000_000, java_heap=1_500_000_000))
+    browser.open(node.url)
+    assert "1.5 GB" in browser.wait_text("#memory", "Java heap")
+    assert "110 MB" in browser.wait_text("#memory", "node")
 
 
 def test_the_page_of_an_empty_node_says_what_to_do(browser: Browser, node: Node):
@@ -116,7 +126,7 @@ def test_spark_that_starts_is_a_banner_and_no_error(browser: Browser, node: Node
     for kept in (shop.revenue, shop.stock):
         kept.tell("starting", since=now() - 12_000_000)
     browser.open(node.url)
-    assert "log and page work" in browser.wait_text("#spark", "Spark is starting, 1")
+    assert "this page work" in browser.wait_text("#spark", "Spark is starting, 1")
     for kept in (shop.revenue, shop.stock):
         kept.tell("running")
     browser.wait("return document.querySelector('#spark') === null")
@@ -139,7 +149,7 @@ def test_a_killed_node_is_a_banner_and_numbers_come_back(browser: Browser, tmp_p
         browser.wait_text(BOOKS, "10")
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert "The numbers are of" in browser.wait_text("#lost", "Connection lost", seconds=5)
+        assert "Last update at" in browser.wait_text("#lost", "Connection lost", seconds=5)
         grey = "return getComputedStyle(document.querySelector('#pipelines .live')).filter"
         assert browser.run(grey) == "grayscale(1)"
         assert browser.text(BOOKS).startswith(browser.text(f"{BOOKS} td:first-child"))
@@ -197,7 +207,7 @@ def test_while_paused_nothing_moves_and_then_everything_is_there(browser: Browse
     browser.click("#pause")
     assert "paused" in browser.run("return location.search")
     shop.sell(books=55, music=1)
-    browser.wait_text("#paused", "held back")
+    browser.wait_text("#paused", "buffered")
     assert browser.text("[data-view=revenue] tbody").count("open") == 2
     assert " 10 " in browser.text(BOOKS)
     browser.click("#pause")

@@ -47,11 +47,12 @@ def on_kafka(
     store: Store | None = None,
     rebuild: tuple[str, ...] = (),
     rows: int = 1_000_000,
+    stage_above: int = 200_000,
 ) -> Iterator[OnKafka]:
     """Run the app; without a store, its views are in the folder."""
     log = open_log(f"kafka://{address}", index_time=True, cache=folder / "pages")
     kept = store or SqlStore(SqliteDialect(folder / "store"))
-    context = EngineContext(folder, log, kept, SystemClock(), rows=rows, wait=0.2)
+    context = EngineContext(folder, log, kept, SystemClock(), rows=rows, stage_above=stage_above, wait=0.2)
     anew = {name: Rebuild() for name in rebuild}
     engine = Engine(app.resolve(), lambda: get_spark().session, context, anew)
     engine.start()

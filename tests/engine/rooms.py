@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ def started(
     rows: int = 400_000,
     stage_above: int = 200_000,
     store_url: str | None = None,
+    names: Collection[str] | None = None,
     **log_options: Any,
 ) -> Iterator[World]:
     """A world on a folder that stays."""
@@ -38,7 +39,7 @@ def started(
     log = EventLog(folder, clock=clock, **log_options)
     store = open_store(store_url, folder, clock, partial(failpoint, "in-sink-commit"))
     context = EngineContext(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
-    engine = Engine(app.resolve(), lambda: get_spark().session, context, rebuild)
+    engine = Engine(app.resolve(), lambda: get_spark().session, context, rebuild, names, app.name)
     engine.start()
     world = World(engine, context, Maintenance(log, assume_live=True), clock, app)
     try:

@@ -12,7 +12,7 @@ import pytest
 
 import headwater as hw
 from headwater.engine.source import batch_planner
-from headwater.engine.source.batch_planner import Span, plan_batch, split_into_tasks, watermark_at
+from headwater.engine.source.batch_planner import BatchLimits, Span, plan_batch, split_into_tasks
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.log.protocol import TimedTopic
@@ -21,6 +21,11 @@ from tests.log.given import rows_of
 
 START = datetime(2026, 3, 1, 10, tzinfo=UTC)
 SECOND = 1_000_000
+
+
+def rows(count: int) -> BatchLimits:
+    """Limits that events of these tests reach by their number only."""
+    return BatchLimits(count, 1 << 30)
 
 
 def micros(second: int) -> int:
@@ -44,7 +49,7 @@ def topic(tmp_path: Path) -> Iterator[Callable[..., TimedTopic]]:
 
 
 def test_a_batch_takes_all_there_is_if_it_is_small(topic):
-    ends, times, more = plan_batch(topic([0, 1], [5]), {0: 1, 1: 0}, rows=2)
+    ends, times, more = plan_batch(topic([0, 1], [5]), {0: 1, 1: 0}, rows(2))
     assert (ends, times, more) == ({0: 2, 1: 1}, {0: micros(1), 1: micros(5)}, False)
 
 
@@ -52,21 +57,54 @@ def test_partitions_of_a_backlog_advance_together_in_event_time(topic):
     made = topic([0, 1, 2, 30, 31], [3, 20, 21])
     positions, order, more = {0: 0, 1: 0}, [], True
     while more:
-        ends, _, more = plan_batch(made, positions, rows=1)
+        ends, _, more = plan_batch(made, positions, rows(1))
         order += [partition for partition in ends if ends[partition] > positions[partition]]
         positions = ends
     assert order == [0, 1, 0, 0, 0, 1, 1, 0]  # the partition with the lower event time so far
-    assert plan_batch(made, {0: 0, 1: 0}, rows=6)[0] == {0: 4, 1: 2}  # the same order within a batch
-    assert plan_batch(made, {0: 4, 1: 1}, rows=2) == ({0: 4, 1: 3}, {0: micros(30), 1: micros(21)}, True)
+    assert plan_batch(made, {0: 0, 1: 0}, rows(6))[0] == {0: 4, 1: 2}  # the same order within a batch
+    assert plan_batch(made, {0: 4, 1: 1}, rows(2)) == ({0: 4, 1: 3}, {0: micros(30), 1: micros(21)}, True)
 
 
-def test_a_batch_of_large_events_is_limited_by_bytes(topic, monkeypatch):
-    monkeypatch.setattr(batch_planner, "_MAX_BATCH_BYTES", 1)
-    assert plan_batch(topic([0, 1, 2, 3]), {0: 0}, rows=2) == ({0: 1}, {0: micros(0)}, True)
+def sizes(partition: Any, end: int) -> list[int]:
+    """The bytes of each frame."""
+    return [frame.length for frame in partition.frame_headers(0, end)]
+
+
+def test_a_batch_is_limited_by_bytes_although_there_are_few_events(topic):
+    made = topic([0, 1, 2, 3])
+    frame = sizes(made.partitions[0], 4)[0]
+    assert plan_batch(made, {0: 0}, BatchLimits(100, 4 * frame)) == ({0: 4}, {0: micros(3)}, False)
+    assert plan_batch(made, {0: 0}, BatchLimits(100, 4 * frame - 1)) == ({0: 3}, {0: micros(2)}, True)
+    assert plan_batch(made, {0: 3}, BatchLimits(100, frame)) == ({0: 4}, {0: micros(3)}, False)
+
+
+def test_a_batch_takes_one_frame_however_large_it_is(topic):
+    assert plan_batch(topic([0, 1, 2, 3], [1]), {0: 0, 1: 0}, BatchLimits(100, 1)) == (
+        {0: 1, 1: 0}, {0: micros(0), 1: LOWEST_TIME}, True
+    )  # fmt: skip
+
+
+def test_bytes_of_all_partitions_count_together(topic):
+    made = topic([0, 1], [0, 1])
+    limits = BatchLimits(100, sum(sizes(made.partitions[0], 2)))
+    assert sum(plan_batch(made, {0: 0, 1: 0}, limits)[0].values()) == 2
+
+
+def test_small_input_is_planned_without_a_walk_over_frames(topic):
+    """Once a plan has reached the end, the next ones cost the same however much the log holds."""
+    made = topic([0, 1, 2, 3])
+    plan_batch(made, {0: 0}, rows(100))
+    walked = []
+    for partition in made.partitions:
+        segment = partition.files.segment(0)
+        segment.walk = lambda *arguments, **_: walked.append(arguments) or iter(())
+    made.partitions[0].append_idle_marker(micros(9))
+    assert plan_batch(made, {0: 4}, rows(100)) == ({0: 5}, {0: micros(9)}, False)
+    assert not walked
 
 
 def test_a_query_with_an_end_stops_there(topic):
-    ends, _, more = plan_batch(topic([0, 1, 2], [3]), {0: 0, 1: 0}, rows=100, target={0: 2})
+    ends, _, more = plan_batch(topic([0, 1, 2], [3]), {0: 0, 1: 0}, rows(100), target={0: 2})
     assert (ends, more) == ({0: 2, 1: 0}, False)
 
 
@@ -93,41 +131,31 @@ def test_an_event_that_arrives_while_a_batch_is_planned_does_not_advance_its_wat
             log.append("t", rows_of(log.topic("t"), rows, partition=0))
 
     partitions = [AppendsBeforeFrames(partition, append) for partition in made.partitions]
-    planned = plan_batch(SimpleNamespace(partitions=partitions), {0: 1, 1: 0}, rows=1)
+    planned = plan_batch(SimpleNamespace(partitions=partitions), {0: 1, 1: 0}, rows(1))
     assert appended
     assert planned == ({0: 1, 1: 1}, {0: micros(0), 1: micros(0)}, True)
 
 
 def test_events_after_the_end_of_a_query_do_not_advance_its_watermark(topic):
     made = topic([0, 60], [0, 1])
-    ends, times, _ = plan_batch(made, {0: 1, 1: 0}, rows=100, target={0: 1, 1: 2})
+    ends, times, _ = plan_batch(made, {0: 1, 1: 0}, rows(100), target={0: 1, 1: 2})
     assert (ends, times) == ({0: 1, 1: 2}, {0: micros(0), 1: micros(1)})
 
 
 def test_a_new_partition_is_read_from_its_start(topic):
-    assert plan_batch(topic([0, 1], [5]), {0: 2}, rows=100)[0] == {0: 2, 1: 1}
-
-
-@pytest.mark.parametrize(
-    ("times", "lateness", "watermark"),
-    [
-        ({0: 9_999, 1: 7_100}, 2_000, 5_000),
-        ({0: 9_999, 1: 7_100}, -1, 4_000),
-        ({0: 7_001}, 2_000, 5_000),
-        ({0: 7_000}, 2_000, 4_000),  # an event at 5,000 is not late, so the watermark is below it
-        ({0: -7_000}, 2_000, -10_000),
-        ({0: 9_999, 1: LOWEST_TIME}, 2_000, LOWEST_TIME),
-        ({0: LOWEST_TIME + 2_000}, 2_000, LOWEST_TIME),
-    ],
-)
-def test_the_watermark_is_that_of_the_slowest_partition(times: dict[int, int], lateness: int, watermark: int):
-    assert watermark_at(times, lateness, timedelta(microseconds=3_000)) == watermark
+    assert plan_batch(topic([0, 1], [5]), {0: 2}, rows(100))[0] == {0: 2, 1: 1}
 
 
 def test_a_small_range_is_one_task(topic):
     made = topic([0, 1, 2], [3])
     assert split_into_tasks(made, {0: 1}, {0: 3, 1: 1}, 4) == [[Span(0, 1, 3), Span(1, 0, 1)]]
     assert split_into_tasks(made, {0: 3, 1: 1}, {0: 3, 1: 1}, 4) == [[]]
+
+
+def test_a_small_number_of_large_events_is_divided_into_tasks(topic, monkeypatch):
+    monkeypatch.setattr(batch_planner, "_SINGLE_TASK_BYTES", 3)
+    tasks = split_into_tasks(topic(list(range(12))), {0: 0}, {0: 12}, 2)
+    assert sorted((span.end - span.start) for task in tasks for span in task) == [3, 3, 3, 3]
 
 
 def test_a_large_range_is_divided_evenly_and_completely(topic, monkeypatch):

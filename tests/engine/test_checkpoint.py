@@ -67,7 +67,7 @@ def test_an_unreadable_plan_is_named(checkpoint: LocalFolder, data: bytes):
     with pytest.raises(DamagedError) as caught:
         read(checkpoint, 0)
     assert caught.value.data["path"] == f"{checkpoint.address}/offsets/0"
-    assert caught.value.fix == "headwater run --rebuild big"
+    assert caught.value.fix == "stop the app; headwater run app.py --rebuild big"
 
 
 def test_a_plan_without_its_predecessor_is_damage(checkpoint: LocalFolder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,7 +112,10 @@ def test_the_notes_name_what_was_and_what_is():
 
 @pytest.mark.parametrize(
     ("verdict", "kind", "fix"),
-    [("rebuild", VIEW, "headwater run --rebuild big"), ("refused", STREAM, "give it another name")],
+    [
+        ("rebuild", VIEW, "stop the app; headwater run app.py --rebuild big"),
+        ("refused", STREAM, "give it another name"),
+    ],
 )
 def test_a_query_that_cannot_continue_says_what_to_do(verdict: Any, kind: PipelineKind, fix: str):
     with pytest.raises(StateChangedError) as caught:
@@ -236,6 +240,27 @@ def test_an_interrupted_rebuild_of_the_same_definition_continues(context: Engine
     assert context.store.last_entry("big@3") is not None
 
 
+def test_a_request_continues_after_the_end_of_its_engine_although_the_definition_is_the_same(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    leave_unfinished(context, 2, manifest())
+    found = versions(context, manifest(), Rebuild(resume=True))
+    found.next_query()
+    assert (found.version, found.rebuilding) == (2, True)
+    assert context.store.last_entry("big@2") is not None
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_request_begins_after_the_end_of_its_engine_only_if_the_view_is_still_the_old_one(
+    context: EngineContext, changed: bool
+):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    found = versions(context, manifest(code="edited") if changed else manifest(), Rebuild(resume=True))
+    found.next_query()
+    assert (found.version, found.rebuilding) == ((2, True) if changed else (1, False))
+
+
 def test_without_a_request_an_unfinished_version_of_another_definition_stays(context: EngineContext):
     context.query_directory("big", 1).prepare(manifest(), 1)
     context.store.create(ViewTable("big", 1, ROWS, ("id",)))
@@ -279,6 +304,42 @@ def test_a_rebuild_becomes_current_when_it_has_read_what_was_there(context: Engi
         assert found.on_commit() is caught_up
     assert not found.rebuilding
     assert context.store.current_table("big").version == 2
+
+
+def read_topics(context: EngineContext) -> set[str]:
+    return {state.topic for state in context.log.groups.states() if state.group == "hw.pipeline.big"}
+
+
+def test_the_offsets_on_changes_of_before_go_when_the_rebuild_is_current(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.log.create(replace(orders().topic, name="old.changes"))
+    for topic in ("orders", "old.changes"):
+        context.log.groups.reset("hw.pipeline.big", topic, {0: 0})
+        context.log.groups.reset("hw.pipeline.other", topic, {0: 0})
+    found = versions(context, manifest(), Rebuild())
+    found.next_query()
+    table = ViewTable("big", 2, ROWS, ("id",))
+    context.store.create(table)
+    epoch = context.store.open_epoch("big@2")
+    assert read_topics(context) == {"orders", "old.changes"}  # the old version may have to continue
+    entry = LedgerEntry("big@2", 0, epoch, (InputRange("orders", {0: 0}, {0: 1}),), None, committed_at=0)
+    context.store.commit(Commit(entry, table, ROWS.empty_table()))
+    assert found.on_commit()
+    assert read_topics(context) == {"orders"}
+    assert len(context.log.groups.states()) == 3
+
+
+def test_a_query_that_continues_deletes_offsets_on_topics_that_it_does_not_read(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    context.log.create(replace(orders().topic, name="old.changes"))
+    context.log.groups.reset("hw.pipeline.big", "old.changes", {0: 0})
+    leave_unfinished(context, 2, manifest(code="edited"))
+    versions(context, manifest()).next_query()
+    assert read_topics(context) == {"old.changes"}  # the unfinished version may read it
+    context.discard_version("big", 2)
+    versions(context, manifest()).next_query()
+    assert read_topics(context) == set()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_batches_are_read_from_a_checkpoint(folder: CheckpointFolder):
     assert (planned.start, planned.end, planned.watermark_before) == ({0: 4}, {0: 9}, 4)
     with pytest.raises(DamagedError) as caught:
         read_planned_batch(checkpoint, 5, ["orders"], {"orders": {0: 0}})
-    assert caught.value.fix == "headwater run --rebuild revenue"
+    assert caught.value.fix == "stop the app; headwater run app.py --rebuild revenue"
 
 
 def test_an_address_that_leads_nowhere_is_an_error_that_names_it():

@@ -17,11 +17,13 @@ import headwater as hw
 from headwater.engine.compatibility import Rebuild
 from headwater.engine.replay import replay
 from headwater.errors import HeadwaterError
+from headwater.log import EventLog
 from headwater.testing import World
 from headwater.testing.world import get_spark
 from tests.engine.oracle import batch_rows, expected_counts, same_rows, view_table
 from tests.engine.rooms import checkpoint, flip, newest, started
 from tests.faults.counts import times
+from tests.faults.damage import AfterReboot
 from tests.faults.images import copy_at_this_instant, mounted, require_mounts, small_disk
 
 pytestmark = pytest.mark.spark
@@ -122,7 +124,7 @@ def test_the_plan_of_a_committed_batch_that_is_damaged_is_named(ran, tmp_path, s
             world.settle()
         assert damaged.value.code == "DAMAGED"
         assert f"offsets/{path.name}" in damaged.value.what
-        assert damaged.value.fix == "headwater run --rebuild sums"
+        assert damaged.value.fix == "stop the app; headwater run app.py --rebuild sums"
         same_rows(view_table(world, "sums"), batch_rows(shop(), "sums", world._context.log, timed=False))
     with started(shop(), folder, rebuild={"sums": Rebuild()}) as world:
         world.settle()
@@ -189,7 +191,7 @@ def test_an_edited_view_is_refused_with_the_difference_and_rebuilt_on_demand(ran
         assert changed.value.code == "STATE_CHANGED"
         assert "everything" in str(changed.value.detail)
         assert "total" in str(changed.value.detail)
-        assert changed.value.fix == "headwater run --rebuild sums"
+        assert changed.value.fix == "stop the app; headwater run app.py --rebuild sums"
         assert "total" in world.rows("sums")[0]  # readers still have the old view
     with started(edited, folder, rebuild={"sums": Rebuild()}) as world:
         feed(world, 50)
@@ -267,7 +269,17 @@ def _images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> lis
     return copies
 
 
+def _reboot(folder: Path) -> None:
+    """The machine has started again: what the log has published must be compared with its files."""
+    with EventLog(folder, disk=AfterReboot()) as log:
+        for topic in log.topics():
+            for partition in log.open_topic(topic).partitions:
+                partition.state()
+
+
 def _recovered(image: Path) -> None:
+    with mounted(image) as disk:
+        _reboot(disk / "data")
     with mounted(image) as disk, started(shop(), disk / "data") as world:
         world.settle()
         events = world.counts("sums").in_
@@ -282,7 +294,7 @@ def test_a_power_cut_loses_and_repeats_nothing(tmp_path, monkeypatch):
         _recovered(image)
 
 
-def test_without_syncfs_the_same_rig_sees_the_damage(tmp_path, monkeypatch):
+def test_without_syncs_the_same_rig_sees_the_damage(tmp_path, monkeypatch):
     require_mounts()
     monkeypatch.setattr("headwater.engine.context.LocalFolder.sync", lambda folder: None)
     failed = 0

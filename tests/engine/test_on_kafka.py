@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
+import headwater as hw
+from headwater.backends import open_store
+from headwater.events import SystemClock
 from headwater.testing import run
 from tests.engine.on_kafka import events, fresh_name, on_kafka, shop
 from tests.services.kafka import Broker
+from tests.services.postgres import Server, postgres
 
+__all__ = ["postgres"]
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
 
@@ -51,3 +57,31 @@ def test_messages_of_others_are_read_and_bad_ones_are_set_aside(kafka: Broker, t
         (value, reason), _ = world.sql("select value, reason from hw_quarantine")
         assert "BAD_EVENT" in reason
         assert '{\\"id\\": \\"x\\"' in value
+
+
+def growing(name: str) -> hw.App:
+    """Views whose rows are within the limit as columns, and beyond it as JSON."""
+    app = hw.App("growing")
+    app.topic(name, "id int, body string, times int", key="id")
+    app.view("texts_" + name, key="id", sql=f"select id, repeat(body, times) as body from {name}")
+    app.view("flags_" + name, key="id", sql=f"select id, array_repeat(false, times) as flags from {name}")
+    return app
+
+
+def test_rows_that_are_too_large_as_json_are_quarantined_also_if_workers_stage_them(
+    kafka: Broker, tmp_path: Path, postgres: Server
+):
+    name = fresh_name()
+    sent = [{"id": 1, "body": "\x01", "times": 800_000}, {"id": 2, "body": "a", "times": 3}]
+    with (
+        contextlib.closing(open_store(postgres.url(postgres.emptied()), tmp_path, SystemClock())) as store,
+        on_kafka(growing(name), tmp_path, kafka.address, store, stage_above=0) as world,
+    ):
+        for event in sent:
+            world.client.send(name, event)
+        world.settle()
+        assert world.rows("texts_" + name) == [{"id": 2, "body": "aaa"}]
+        assert world.rows("flags_" + name) == [{"id": 2, "flags": [False] * 3}]
+        assert world.sql("select in_, used, quarantined, unaccounted from hw_pipelines") == [(2, 1, 1, 0)] * 2
+        changes = [event.value for event in world.client.read(f"texts_{name}.changes")]
+        assert [change["after"]["id"] for change in changes if change] == [2]

@@ -25,7 +25,7 @@ from tests.engine.oracle import (
     view_table,
     walk_events,
 )
-from tests.faults.counts import times
+from tests.faults.counts import injected, times
 
 pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -164,14 +164,16 @@ def _row(id_: int, second: float) -> dict[str, Any]:
     return {"id": id_, "k": 1, "v": 3, "at": T0 + timedelta(seconds=second)}
 
 
+@pytest.mark.parametrize("share", range(times(1, 3)))
 @settings(
-    max_examples=times(1, 60),
+    max_examples=times(1, 20),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**32))
 @example(seed=1)
-def test_any_order_any_copies_any_cuts_give_the_rows_of_a_batch_query(seed):
+def test_any_order_any_copies_any_cuts_give_the_rows_of_a_batch_query(share, seed):
+    injected()
     app, told = shop(), story(seed)
     with run(app, rows=told.rows) as world:
         tell(world, told)

@@ -40,7 +40,7 @@ def test_events_that_retention_removed_are_named():
         check({0: 3, 1: 0, 2: 4}, (5, 9), (4, 4), (4, 4))
     data = {"topic": "orders.changes", "partition": 0, "first": 3, "last": 4, "start": 5, "events": 6}
     assert caught.value.data == data | {"pipeline": "big"}
-    assert caught.value.fix == "headwater run --rebuild big"
+    assert caught.value.fix == "stop the app; headwater run app.py --rebuild big"
 
 
 @pytest.mark.parametrize("ranges", [[(0, 4)], []])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import headwater as hw
 from headwater.engine.build.inputs import source_options
 from headwater.engine.compatibility import Rebuild
 from headwater.engine.context import QueryDirectory
+from headwater.engine.replay import _still_skipped
 from headwater.engine.source.log_source import LogReader
 from headwater.events import ManualClock
 from headwater.log import EventLog
-from headwater.store import EventCounts, RetriedEvent
+from headwater.store import EventCounts, RetriedEvent, SqliteDialect, SqlStore
 from headwater.testing import World
 from tests.engine.given import options, orders
 from tests.engine.rooms import started
+from tests.store.contract import NO_DAYS, quarantine
+from tests.store.given import aside, read
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -73,6 +77,33 @@ def test_a_request_is_a_batch_of_its_own_and_the_same_when_it_runs_again(reader:
     third = source.latestOffset(second, limit)
     assert ids(source, second, third) == [7]
     assert ids(source, first, third) == [4, 7]
+
+
+def test_each_of_several_requests_is_a_batch(reader: Any):
+    source, directory = reader
+    first = source.latestOffset(source.initialOffset(), ReadMaxRows(100))
+    retried = [RetriedEvent(number, "orders", 0, offset, waits=True) for number, offset in ((1, 4), (3, 2), (3, 7))]
+    directory.write_retries({"orders": "orders"}, retried)
+    second = source.latestOffset(first, ReadMaxRows(100))
+    third = source.latestOffset(second, ReadMaxRows(100))
+    assert [ids(source, first, second), ids(source, second, third)] == [[4], [2, 7]]
+    assert source.latestOffset(third, ReadMaxRows(100)) == third
+
+
+def test_a_replay_leaves_out_what_was_quarantined_also_after_the_retention_of_the_quarantine(tmp_path: Path):
+    store = SqlStore(SqliteDialect(tmp_path / "store"), ManualClock(NOW))
+    runner = quarantine(store, 3, 5, 7)
+    store.skip(runner.query, [aside(3), aside(5), aside(7)])
+    store.request_retry(runner.query, [("orders", 0, 3), ("orders", 0, 5)])
+    moved = EventCounts(used=1, quarantined=-1)  # the other one is refused again
+    runner.commit(inputs=(replace(read(0, counts=moved), retry=1),), retried=(("orders", 0, 3),))
+    assert [one.offset for one in _still_skipped(store, runner.query)] == [5, 7]
+    store.request_retry(runner.query, [("orders", 0, 5)])
+    store.skip(runner.query, [aside(5, reason="fails again")])
+    store.remove_side_data(NO_DAYS, {})
+    assert store.preview_retry(runner.query) == []
+    assert [one.offset for one in _still_skipped(store, runner.query)] == [5, 7]
+    store.close()
 
 
 def shop(*, mended: bool) -> hw.App:

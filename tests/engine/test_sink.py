@@ -17,7 +17,7 @@ from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import FAILPOINTS, CrashError, arm, failpoint
 from headwater.engine.sink import publisher
 from headwater.engine.sink.publisher import output_topic, publish
-from headwater.engine.sink.sink import Sink, ViewRows, choose_destination, to_view_rows
+from headwater.engine.sink.sink import OffsetReport, Sink, ViewRows, choose_destination, to_view_rows
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.errors import (
     BadRowError,
@@ -29,10 +29,11 @@ from headwater.errors import (
     SequenceGapError,
 )
 from headwater.events import ManualClock
-from headwater.log import EventLog
+from headwater.log import EventLog, Topic
+from headwater.log.storage import Disk
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.pipelines import PipelineKind
-from headwater.store import SqliteDialect, SqlStore, ViewTable
+from headwater.store import InputRange, LedgerEntry, SqliteDialect, SqlStore, ViewTable
 from tests.engine.given import ROWS, built, orders, pipeline
 
 NOW = datetime(2026, 3, 1, 10, tzinfo=UTC)
@@ -163,7 +164,10 @@ def test_rows_that_spark_dropped_stop_the_batch(context: EngineContext):
     run.plan(0, 3)
     with pytest.raises(RowsDroppedError) as caught:
         run.process(run.start(), 0, 0, 1, dropped=1, counted=3)
-    assert (caught.value.data, caught.value.fix) == ({"pipeline": "big", "rows": 1}, "headwater run --rebuild big")
+    assert (caught.value.data, caught.value.fix) == (
+        {"pipeline": "big", "rows": 1},
+        "stop the app; headwater run app.py --rebuild big",
+    )
     assert context.store.last_entry("big@1") is None
     assert run.published() == []
 
@@ -270,10 +274,13 @@ def test_committed_offsets_are_reported_to_the_log(context: EngineContext):
         (11, {"folder"}, "files"),
         (11, {}, "driver"),
         (11, {"needs_rows", "store", "folder"}, "driver"),
+        (1, {"large", "store", "folder"}, "store"),
+        (1, {"large", "folder"}, "files"),
+        (1, {"large", "needs_rows", "folder"}, "driver"),
     ],
 )
 def test_large_results_do_not_pass_through_the_driver(expected: int, given: Any, destination: str):
-    options = {name: name in given for name in ("needs_rows", "store", "folder")}
+    options = {name: name in given for name in ("needs_rows", "store", "folder", "large")}
     assert choose_destination(expected, 10, **options) == destination
 
 
@@ -362,8 +369,31 @@ def test_an_outbox_that_an_older_version_could_not_publish_goes_on(
         older.setattr(publisher, "_split_large_updates", lambda log, topic, built, changes: changes)
         with pytest.raises(BadRowError) as caught:
             run.commit(1, "b" * (LIMIT * 3 // 4))
-        assert caught.value.fix == "headwater run --rebuild big"
+        assert caught.value.fix == "stop the app; headwater run app.py --rebuild big"
     assert len(context.store.outbox("big@1")) == 1
     run.commit(2, "c")
     assert context.store.outbox("big@1") == []
     assert [change["op"] for change in run.published()] == ["insert", "delete", "insert", "update"]
+
+
+def test_reports_of_offsets_need_no_sync_after_the_first(tmp_path):
+    class Counting(Disk):
+        syncs = 0
+
+        def sync(self, handle):
+            self.syncs += 1
+
+        def sync_folder(self, path):
+            self.syncs += 1
+
+    disk = Counting()
+    with EventLog(tmp_path, disk=disk) as log:
+        log.create(Topic.declare("orders", "id int"))
+        report = OffsetReport(log, "revenue")
+        for end in range(20):
+            read = InputRange("orders", {0: 0}, {0: end})
+            report.record(LedgerEntry("revenue@1", end, 1, (read,), None, committed_at=0))
+            report.flush()
+            disk.syncs = disk.syncs if end else 0
+        assert log.groups.state("hw.pipeline.revenue", "orders").committed == {0: 19}
+    assert disk.syncs == 0

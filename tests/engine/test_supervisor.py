@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater.backends import open_view_reader
@@ -16,11 +19,13 @@ from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import CrashError
 from headwater.engine.realtime.realtime_query import TaskSlots
 from headwater.engine.sink.stateful_stage import STATE_LOST
+from headwater.engine.source.batch_budget import BatchBudget
 from headwater.engine.supervisor import PipelineSupervisor, Reaction, choose_reaction
 from headwater.errors import (
     BadCredentialsError,
     BadPipelineError,
     BadRowError,
+    BatchTooLargeError,
     DamagedError,
     DataGoneError,
     EngineFailedError,
@@ -58,6 +63,16 @@ LOST_IN_SPARK = "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_CHECKPOINT] an error"
         (RuntimeError(UNREACHABLE_IN_SOURCE), Reaction.WAIT_FOR_SERVER),
         (RuntimeError("Python worker failed to connect back"), Reaction.WAIT_FOR_CPU),
         (RuntimeError("[CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT] 2 of 3"), Reaction.WAIT_FOR_SLOTS),
+        (RuntimeError("org.apache.spark.SparkException: java.lang.OutOfMemoryError: Java heap space"), Reaction.DIVIDE),
+        (RuntimeError("Total size of serialized results is bigger than spark.driver.maxResultSize"), Reaction.DIVIDE),
+        (RuntimeError("[UNABLE_TO_ACQUIRE_MEMORY] Unable to acquire 65536 bytes of memory"), Reaction.DIVIDE),
+        (RuntimeError("java.lang.OutOfMemoryError: Direct buffer memory"), Reaction.DIVIDE),
+        (RuntimeError("java.lang.OutOfMemoryError"), Reaction.DIVIDE),
+        (RuntimeError("java.lang.OutOfMemoryError: unable to create native thread"), Reaction.RETRY),
+        (RuntimeError("java.lang.OutOfMemoryError: Metaspace"), Reaction.RETRY),
+        (RuntimeError("java.lang.OutOfMemoryError: Compressed class space"), Reaction.RETRY),
+        (MemoryError(), Reaction.DIVIDE),
+        (pa.ArrowMemoryError("malloc of size 1073741824 failed"), Reaction.DIVIDE),
         (RuntimeError("[CANNOT_LOAD_STATE_STORE.UNRELEASED_THREAD_ERROR] busy"), Reaction.RETRY),
         (FencedError("an older epoch"), Reaction.RETRY),
         (EngineFailedError("counts differ"), Reaction.RETRY),
@@ -173,7 +188,10 @@ def test_a_driver_fenced_by_an_older_one_tries_again(context: EngineContext):
 
 @pytest.mark.parametrize(
     ("kind", "fix"),
-    [(PipelineKind.STREAM, "give it another name"), (PipelineKind.VIEW, "headwater run --rebuild big")],
+    [
+        (PipelineKind.STREAM, "give it another name"),
+        (PipelineKind.VIEW, "stop the app; headwater run app.py --rebuild big"),
+    ],
 )
 def test_lost_state_that_cannot_be_rebuilt_says_what_to_do(context: EngineContext, kind: PipelineKind, fix: str):
     started = PipelineSupervisor(
@@ -181,3 +199,21 @@ def test_lost_state_that_cannot_be_rebuilt_says_what_to_do(context: EngineContex
     )
     error = started._permanent_error(RuntimeError(f"first line\n{LOST_IN_SPARK}"))
     assert (type(error), error.fix, error.detail) == (DamagedError, fix, LOST_IN_SPARK)
+
+
+def test_a_batch_of_one_frame_outlasts_the_halvings_of_another_pipeline(
+    context: EngineContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(supervisor, "divide_batch", lambda *_: BatchTooLargeError("one frame"))
+    query: Any = SimpleNamespace(budget=BatchBudget(tmp_path / "budget.json", 64))
+
+    def start_after_an_end() -> None:
+        ended = replace(context, out_of_memory="Java's heap was too small")
+        PipelineSupervisor(
+            Attempts(), pipeline(), lambda _: orders(), ended, is_leaf=True, slots=TaskSlots()
+        )._divide_after_end(query)
+
+    for _ in range(11):  # from 96 MB to a frame takes fewer
+        start_after_an_end()
+    with pytest.raises(BatchTooLargeError):
+        start_after_an_end()

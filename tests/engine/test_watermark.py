@@ -125,7 +125,10 @@ def test_a_raised_lateness_needs_a_rebuild_only_where_event_time_matters(tmp_pat
         world.send("orders", order(3, 5))  # late by the old lateness
         with pytest.raises(StateChangedError) as refused:
             world.settle()
-        assert (refused.value.data["pipeline"], refused.value.fix) == ("by_minute", "headwater run --rebuild by_minute")
+        assert (refused.value.data["pipeline"], refused.value.fix) == (
+            "by_minute",
+            "stop the app; headwater run app.py --rebuild by_minute",
+        )
     with started(raised, tmp_path, rebuild={"by_minute": Rebuild()}) as world:
         world.settle()
         assert [row["orders"] for row in world.rows("by_minute")] == [2, 1]

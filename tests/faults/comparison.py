@@ -34,6 +34,12 @@ class Comparison:
     def __init__(self, partitions: list[ModelPartition]) -> None:
         self.partitions = partitions
         self._decoded: dict[tuple[int, ...], list[Seen]] = {}
+        self._lateness = LATENESS
+
+    def change_lateness(self, micros: int) -> None:
+        """Judge all events by another lateness from now on."""
+        self._lateness = micros
+        self._decoded.clear()
 
     def settle(self, log: EventLog, held: PartitionRange, allowed: Allowed, now: int, *, tail: bool) -> None:
         """Compare a partition up to its end; the model learns the outcome of sends that were not acknowledged."""
@@ -49,11 +55,23 @@ class Comparison:
         there = {seen.offset for seen in found}
         for offset in [offset for offset in model.events if offset in allowed.superseded - there]:
             del model.events[offset]
-        _same(model, found, first)
+        self._same(model, found, first)
 
     def some(self, log: EventLog, partition: int, offset: int, max_bytes: int, reads: int) -> None:
         """Compare the results of some reads from an offset on."""
-        _same(self.partitions[partition], self._read(log, partition, offset, max_bytes, reads), offset, reads)
+        self._same(self.partitions[partition], self._read(log, partition, offset, max_bytes, reads), offset, reads)
+
+    def _same(self, model: ModelPartition, found: list[Seen], offset: int, reads: int = ALL) -> None:
+        last = found[-1].offset if found else offset - 1
+        until = model.end - 1 if reads == ALL else last
+        expected = [at for at in sorted(model.events) if offset <= at <= until]
+        assert [seen.offset for seen in found] == expected
+        for seen in found:
+            stored = model.events[seen.offset]
+            assert seen.record == stored.record, (seen, stored)
+            if seen.record is not None:
+                assert seen.received == stored.received, (seen, stored)
+                assert seen.late == model.late(seen.offset, self._lateness), (seen, stored)
 
     def _accept(
         self, model: ModelPartition, more: list[Seen], allowed: Allowed, held: PartitionRange, now: int
@@ -97,19 +115,6 @@ def _rows_in(topic: OpenTopic, partition: int, frame: Frame, data: memoryview) -
     times = batch.values.column("at").cast(pa.int64()).to_pylist()
     records = map(Record, columns["producer"], columns["number"], columns["key"], times, batch.tombstones.tolist())
     return list(map(Seen, batch.offsets.tolist(), records, batch.arrival_times.tolist(), batch.late().tolist()))
-
-
-def _same(model: ModelPartition, found: list[Seen], offset: int, reads: int = ALL) -> None:
-    last = found[-1].offset if found else offset - 1
-    until = model.end - 1 if reads == ALL else last
-    expected = [at for at in sorted(model.events) if offset <= at <= until]
-    assert [seen.offset for seen in found] == expected
-    for seen in found:
-        stored = model.events[seen.offset]
-        assert seen.record == stored.record, (seen, stored)
-        if seen.record is not None:
-            assert seen.received == stored.received, (seen, stored)
-            assert seen.late == model.late(seen.offset, LATENESS), (seen, stored)
 
 
 def rows_of(records: list[Record], partition: int, *, producer: str = "", sequence: int = -1) -> WriteBatch:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from tests.fault_parts import injected
+
+__all__ = ["FULL", "injected", "only_in_full_runs", "times"]
+
 FULL = os.environ.get("HEADWATER_FAULTS") == "full"
 
 

@@ -34,12 +34,12 @@ class Looked:
 class Patient:
     """A topic of one partition with several segments."""
 
-    def __init__(self, folder: Path, *, batches: int = 30, rows: int = 3) -> None:
+    def __init__(self, folder: Path, *, batches: int = 30, rows: int = 3, pad: int = 0) -> None:
         self.folder = folder
         with EventLog(folder) as log:
             log.create(declared(segment_size=4_000))
             for number in range(batches):
-                log.append("t", numbered_rows(f"p{number % 2}", number * rows, rows, pad=number))
+                log.append("t", numbered_rows(f"p{number % 2}", number * rows, rows, pad=pad + number))
             self.events = {found.offset: found.event for found in read_all(log)}
         self.partition = folder / "topics" / "t" / "0"
         self.ends = folder / "topics" / "t" / "ends"

@@ -313,6 +313,9 @@ class SimulatedDisk(Disk):
         except FileNotFoundError:
             return False
 
+    def is_current(self, handle: int, path: str) -> bool:
+        return self._file(Path(path)) is self._at(handle)
+
     def sync_folder(self, path: Path) -> None:
         folder = self._folder(path)
 

@@ -204,7 +204,7 @@ def test_a_topic_that_was_deleted_is_unknown(client: hw.Client, kafka: Broker):
     ):
         with pytest.raises(errors.UnknownTopicError):
             call()
-    assert client.create_topic(name, "text string").version == 1
+    assert client.create_topic(name, "text string").version == 2  # rows of the deleted topic have version 1
     client.send(name, {"text": "a new one"})
     assert [event.value for event in client.read(name)] == [{"text": "a new one"}]
 

@@ -1,4 +1,4 @@
-"""F08: kill -9 during a roll, retention or compaction leaves either the old segments or the new ones."""
+"""F08: kill -9 during a roll, retention, compaction or deletion leaves what was there or what should be."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.errors import UnknownTopicError
 from headwater.log import EventLog, Retention, WriteBatch
 from headwater.log.maintenance import verify
 from headwater.log.maintenance.maintenance import Maintenance
@@ -132,3 +133,49 @@ def test_compaction_keeps_the_last_value_of_each_key_in_order(memory_path):
     assert len(closed) == len({found.key for found in closed}) == 5
     assert after == [found for found in before if found in after]
     assert last_of(after) == last_of(before)
+
+
+def delete_topic(folder: Path, disk: KillingDisk | None) -> None:
+    log = EventLog(folder, disk=disk)
+    log.ends("t")
+    log.delete("t")
+
+
+@pytest.mark.parametrize(("durability", "after"), [("fast", False), ("fast", True), ("memory", False)])
+def test_kill_at_every_call_of_a_deletion_leaves_the_topic_or_none(memory_path, after, durability):
+    before = prepared(memory_path / "template", durability="fast")
+    with EventLog(memory_path / "template") as log:
+        log.groups.reset("billing", "t", {0: EVENTS})
+    for nth in range(1, 500):
+        folder = memory_path / str(nth)
+        if durability == "fast":
+            shutil.copytree(memory_path / "template", folder)
+        else:  # events in memory belong to one folder
+            before = prepared(folder, durability=durability)
+        with EventLog(folder) as log:
+            # A process that has the topic open, as it is when another one deletes it and is killed.
+            log.ends("t")
+            ended = wait_for(fork(partial(delete_topic, folder, KillingDisk("any", nth, after=after))))
+            check_deletion(folder, log, before, durability)
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    assert nth > 10, "a deletion makes more calls than that"
+
+
+def check_deletion(folder: Path, opened: EventLog, before: list[Found], durability: str) -> None:
+    """Check that the topic is whole or gone, and that a deletion ends and a later topic begins empty."""
+    with EventLog(folder) as log:
+        if "t" in log.topics():
+            whole = read_all(log) == before
+            assert whole or durability == "memory", "a part of the topic is gone"
+            opened.append("t", numbered_rows("new", 0, 1)) if whole else None
+            log.delete("t")
+        with pytest.raises(UnknownTopicError):
+            opened.append("t", numbered_rows("new", 0, 1))
+        assert [state for state in log.groups.states() if state.topic in log.topics()] == []
+        log.create(declared(durability=durability))
+        assert log.groups.states() == []
+        assert read_all(log) == []
+        log.remove_leftovers()
+        assert list((folder / "deleted").iterdir()) == []

@@ -71,6 +71,14 @@ class LogMachine(RuleBasedStateMachine):
         self.step("move_clock", chance)
 
     @rule(chance=CHANCE)
+    def renew_the_clock(self, chance: object) -> None:
+        self.step("renew_clock", chance)
+
+    @rule(chance=CHANCE)
+    def declare(self, chance: object) -> None:
+        self.step("declare", chance)
+
+    @rule(chance=CHANCE)
     def consume(self, chance: object) -> None:
         self.step("consume", chance)
 

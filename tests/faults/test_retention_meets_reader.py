@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from headwater.errors import DataGoneError
 from headwater.events import ManualClock
 from headwater.log import Retention
 from headwater.log.maintenance.maintenance import Maintenance
+from tests.faults.counts import injected, times
 
 
 def client_with_events(folder, *, force: bool, clock: ManualClock) -> hw.Client:
@@ -95,3 +98,64 @@ def test_a_jump_of_the_clock_back_removes_nothing(tmp_path):
     clock.advance(timedelta(days=-400))
     Maintenance(client.log).apply_retention(client.log.open_topic("t"))
     assert len(list(client.read("t"))) == 20
+
+
+class AwayReader:
+    """A group that builds a table from a compacted topic, with pauses; told `DATA_GONE`, it loads the table anew."""
+
+    def __init__(self, client: hw.Client) -> None:
+        self.client = client
+        self.rows: dict[str, int] = {}
+        self.loaded_anew = 0
+
+    def read(self, most: int) -> bool:
+        """Read some events; returns whether there were any."""
+        try:
+            with self.client.consumer("t", group="away", timeout="0s") as consumer:
+                found = consumer.poll(most=most)
+                for event in found:
+                    self.rows.pop(event.key, None)
+                    if event.value is not None:
+                        self.rows[event.key] = event.value["n"]
+                consumer.commit()
+                return bool(found)
+        except DataGoneError:
+            self.client.reset("away", "t", "earliest")
+            self.rows.clear()
+            self.loaded_anew += 1
+            return True
+
+
+def test_a_reader_that_is_away_during_compactions_has_the_rows_of_the_table(memory_path: Path):
+    """Random changes, deletions, pauses of days and compactions."""
+    told = 0
+    for seed in range(times(10, 1_000)):
+        chance, clock, table = random.Random(seed), ManualClock(), dict[str, int]()
+        with hw.connect(memory_path / str(seed), clock=clock) as client:
+            options = {"key": "id", "compact": True, "segment_size": 600, "durability": "fast"}
+            client.create_topic("t", "id string, n int", **options)
+            reader = AwayReader(client)
+            for step in range(15):
+                _change_table(client, table, chance, step)
+                if chance.random() < 0.4:
+                    clock.advance(chance.choice(("1 minute", "2 days")))
+                    Maintenance(client.log).compact(client.log.open_topic("t"), eager=True)
+                if chance.random() < 0.5:
+                    reader.read(chance.randint(1, 9))
+            while reader.read(100):
+                pass
+            assert reader.rows == table, seed
+            told += reader.loaded_anew
+    assert told
+    injected(told)
+
+
+def _change_table(client: hw.Client, table: dict[str, int], chance: random.Random, step: int) -> None:
+    for _ in range(chance.randint(1, 6)):
+        key = chance.choice("abcdefgh")
+        if chance.random() < 0.4:
+            client.delete("t", key)
+            table.pop(key, None)
+        else:
+            client.send("t", {"id": key, "n": step})
+            table[key] = step

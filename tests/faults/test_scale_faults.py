@@ -227,7 +227,7 @@ def test_events_that_retention_took_from_a_stopped_pipeline_are_missed_aloud(
         told = caught.value.data
         assert (told["topic"], told["partition"], told["first"], told["last"]) == (one, 0, 10, 14)
         assert (told["start"], told["events"]) == (15, 5)
-        assert caught.value.fix == f"headwater run --rebuild view_{one}"
+        assert caught.value.fix == f"stop the app; headwater run app.py --rebuild view_{one}"
         send_other(world, two, range(10, 20))  # the other pipeline continues
         assert ids(world, one) == list(range(10))
     with on_kafka(app, tmp_path, brokers[0].address, store, rebuild=("view_" + one,)) as world:

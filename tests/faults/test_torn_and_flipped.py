@@ -14,7 +14,8 @@ from headwater.errors import DamagedError
 from headwater.log import EventLog, WriteBatch
 from headwater.log.maintenance import verify
 from headwater.log.maintenance.maintenance import Maintenance
-from tests.faults.counts import times
+from headwater.log.topic import MAX_EVENT_BYTES
+from tests.faults.counts import injected, times
 from tests.faults.damage import Looked, Patient, events_of
 from tests.faults.processes import declared, numbered_rows
 
@@ -49,6 +50,27 @@ def test_a_cut_at_any_byte_of_the_last_batches_leaves_whole_batches(patient, cap
             if cut > end:
                 assert f"cut {cut - end} torn bytes behind offset {whole}" in caplog.text
                 assert (path.with_suffix(f".torn-{end}")).read_bytes() == data[end:cut]
+
+
+@pytest.mark.parametrize("size", [1_000_000, MAX_EVENT_BYTES - 200], ids=["1 MB", "limit"])
+def test_a_cut_or_flip_in_large_events_loses_or_returns_no_other(memory_path, size):
+    """Events of a megabyte, and events as large as the limit allows."""
+    patient, chance = Patient(memory_path / "log", batches=3, rows=1, pad=size), random.Random(size)
+    assert len(patient.events) == 3
+    path = patient.segments[-1]
+    data, frames = patient.bytes_of(path), events_of(patient.frames(path))
+    assert frames[-1].length > size
+    places = [frame.position + near for frame in frames for near in (1, frame.length - 1)]
+    for cut in [*places, *(chance.randrange(frames[0].position, len(data)) for _ in range(times(4, 200)))]:
+        whole = max((f.next_offset for f in frames if f.position + f.length <= cut), default=patient.bases[-1])
+        with patient.with_bytes(path, data[:cut]):
+            looked = patient.look(rebooted=True)
+            assert looked.events == {o: e for o, e in patient.events.items() if o < whole}
+        flipped = bytearray(data)
+        flipped[cut] ^= 1 << chance.randrange(8)
+        with patient.with_bytes(path, bytes(flipped)):
+            nothing_wrong(patient, patient.look())
+        injected(2)
 
 
 def test_appends_go_on_behind_the_cut(patient):

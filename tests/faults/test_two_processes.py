@@ -17,12 +17,12 @@ from headwater.log.maintenance.maintenance import Maintenance
 from headwater.log.storage.disk import Disk
 from tests.faults.checker import Journal, check
 from tests.faults.counts import times
-from tests.faults.processes import declared, fork, kill, names, numbered_rows, read_all, wait_for
+from tests.faults.processes import declared, fork, kill, names, numbered_rows, read_all, until, wait_for
 from tests.faults.test_kill_in_maintenance import compact, prepared
 
 
-def append_some(folder: Path, producer: str, batches: int) -> None:
-    log, book = EventLog(folder / "log"), Journal(folder / "journal")
+def append_some(folder: Path, producer: str, batches: int, disk: Disk | None = None) -> None:
+    log, book = EventLog(folder / "log", disk=disk), Journal(folder / "journal")
     for first in range(0, batches * 3, 3):
         book.sent(names(producer, first, 3))
         log.append("t", numbered_rows(producer, first, 3))
@@ -47,7 +47,11 @@ def test_processes_take_turns_and_nothing_is_lost(tmp_path):
 
 
 def _runs(child: int) -> bool:
-    return Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return _state(child) != "Z"
+
+
+def _state(child: int) -> str:
+    return Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def hold_the_lock(folder: Path, told: int) -> None:
@@ -69,11 +73,11 @@ def test_the_lock_of_a_dead_process_is_free_at_once(tmp_path):
 
 
 def _lock_is_free(folder: Path) -> bool:
-    handle = os.open(folder / "topics" / "t" / "0" / "lock", os.O_RDWR)
+    handle = Disk().open(folder / "topics" / "t" / "0" / "lock")
     try:
         return Disk().lock(handle, wait=False)
     finally:
-        os.close(handle)
+        Disk().close(handle)
 
 
 def test_a_reader_does_not_wait_for_a_writer_that_is_stopped(tmp_path):
@@ -91,13 +95,36 @@ def test_a_reader_does_not_wait_for_a_writer_that_is_stopped(tmp_path):
 class StoppingDisk(Disk):
     """Stops its own process before a sync: during compaction, when the new file is not yet renamed."""
 
-    def __init__(self, told: int) -> None:
+    def __init__(self, told: int, *, nth: int = 1) -> None:
         self.told = told
+        self.left = nth
 
     def sync(self, handle: int) -> None:
-        os.write(self.told, b".")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        self.left -= 1
+        if not self.left:
+            os.write(self.told, b".")
+            os.kill(os.getpid(), signal.SIGSTOP)
         super().sync(handle)
+
+
+@pytest.mark.parametrize("nth", [1, 4, 9])
+@pytest.mark.parametrize("ends_by", [signal.SIGCONT, signal.SIGKILL], ids=["continued", "killed"])
+def test_others_append_after_a_writer_that_was_stopped_with_the_lock(tmp_path, nth: int, ends_by: signal.Signals):
+    """It wakes up in the middle of its append, or never."""
+    with EventLog(tmp_path / "log") as log:
+        log.create(declared(segment_size=600))
+        begun, told = os.pipe()
+        child = fork(partial(append_some, tmp_path, "stopped", 10, StoppingDisk(told, nth=nth)))
+        os.read(begun, 1)
+        until(lambda: _state(child) == "T")
+        assert not _lock_is_free(tmp_path / "log")
+        other = fork(partial(append_some, tmp_path, "other", 10))
+        os.kill(child, ends_by)
+        assert (wait_for(child), wait_for(other)) == (0 if ends_by is signal.SIGCONT else -ends_by, 0)
+        found = read_all(log)
+        verdict = check(*Journal(tmp_path / "journal").read(), found)
+        assert verdict.sound, verdict
+        assert sum(event.event.producer == "other" for event in found) == 30
 
 
 def test_a_second_compactor_is_told_who_the_first_is(tmp_path):

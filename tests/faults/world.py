@@ -12,7 +12,9 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,12 +25,13 @@ from headwater.log.maintenance.maintenance import Maintenance
 from headwater.log.maintenance.verify import verify
 from tests.faults.comparison import Comparison, part_of, rows_of
 from tests.faults.model import Allowed, ModelPartition, Record
-from tests.faults.simulated_clock import SimulatedClock
+from tests.faults.simulated_clock import SimulatedLogClock, SimulatedMachineClock
 from tests.faults.simulated_disk import DiedError, Machine, SimulatedDisk
 
 SCHEMA = "producer string, number bigint, key string, at timestamp"
 MINUTE = 60_000_000
 DAY = 1440 * MINUTE
+YEAR = 365 * DAY
 
 
 class DamagedByPowerCutError(Exception):
@@ -38,9 +41,12 @@ class DamagedByPowerCutError(Exception):
 class Process:
     """One process: its disk, its log, and its membership of the consumer group."""
 
-    def __init__(self, machine: Machine, clock: SimulatedClock) -> None:
+    def __init__(self, machine: Machine, clock: SimulatedMachineClock) -> None:
         self.disk = SimulatedDisk(machine)
-        self.log = EventLog("/data", disk=self.disk, clock=clock)
+        # The clock's own calls never fail: the faults of a seed are those of the log.
+        self.clock = SimulatedLogClock(SimulatedDisk(machine), Path("/data"), clock)
+        self.log = EventLog("/data", disk=self.disk, clock=self.clock)
+        self.clock.micros()  # the first process of a boot takes the wall clock
         self.maintenance = Maintenance(self.log)
         self.member: Membership | None = None
 
@@ -51,13 +57,13 @@ class World:
     def __init__(self, seed: int | random.Random) -> None:
         self.chance = random.Random(seed) if isinstance(seed, int) else seed
         self.machine = Machine()
-        self.clock = SimulatedClock()
+        self.clock = SimulatedMachineClock()
         self.topic = self._topic()
         self.partitions = [ModelPartition(5 * MINUTE) for _ in range(self.topic.partitions)]
         self.committed: list[list[int]] = [[] for _ in self.partitions]  # all offsets that may be found, newest last
         self.numbers = {name: 0 for name in "ab"}
         self.doubt = False  # whether the last commit succeeded is unknown
-        self.events = self.faults = 0
+        self.events = self.faults = self.years = 0
         self.compared = Comparison(self.partitions)
         self.processes = [self._start(), self._start()]
         self.processes[0].log.create(self.topic)
@@ -67,7 +73,7 @@ class World:
         retained = self.chance.random() < 0.4
         retention = Retention.of(
             self.chance.choice((None, "2 hours")) if retained else None,
-            self.chance.choice((3000, 6000)) if retained else None,
+            self.chance.choice((None, 3000, 6000)) if retained else None,
             force=self.chance.random() < 0.3,
         )
         return Topic.declare(
@@ -106,6 +112,8 @@ class World:
             self.retain: 3,
             self.compact: 3,
             self.move_clock: 4,
+            self.renew_clock: 2,
+            self.declare: 1,
             self.kill: 2,
             self.restart: 1,
             self.cut_power: 2,
@@ -230,14 +238,24 @@ class World:
             model.end if forced or not history else max(history[-1 - self.doubt :])
             for history, model in zip(self.committed, self.partitions, strict=True)
         ]
+        if self.topic.retention.size is None and not self.clock.trusted:
+            least = [model.start for model in self.partitions]  # nothing is removed by an age that may be wrong
         allowed = {number: Allowed(gone_until=least[number]) for number in range(len(self.partitions))}
         with self.faulty(process, -1, Allowed(), allowed):
             for removal in process.maintenance.apply_retention(process.log.open_topic("t")):
                 model, history = self.partitions[removal.partition], self.committed[removal.partition]
                 assert removal.end <= max(least[removal.partition], removal.first)
+                self._check_age(model, removal.end)
                 model.remove_below(removal.end)
                 # What a power cut may bring back is still there to be read.
                 history[:] = [offset for offset in history if forced or offset >= model.start]
+
+    def _check_age(self, model: ModelPartition, end: int) -> None:
+        """Retention by time alone removes no segment whose last event is younger."""
+        kept_for = self.topic.retention.time
+        gone = [offset for offset, stored in model.events.items() if offset < end and stored.record is not None]
+        if gone and self.topic.retention.size is None and kept_for is not None:
+            assert self.clock.micros() - model.events[max(gone)].received > kept_for.total_seconds() * 1e6
 
     def compact(self) -> None:
         process = self.any_process()
@@ -253,9 +271,50 @@ class World:
             self._check_compacted(process)
 
     def move_clock(self) -> None:
-        self.clock.advance(self.chance.choice((1, 1000, MINUTE, 30 * MINUTE)))
+        self.clock.advance(self.chance.choice((1, 1000, MINUTE, 30 * MINUTE, 150 * MINUTE)))
         if self.chance.random() < 0.3:
-            self.clock.jump(self.chance.choice((-60, 60, -5, 1440)) * MINUTE)
+            self._set_wall_clock()
+        if self.chance.random() < 0.1:
+            years = self.chance.choice((-1, 1))
+            self.clock.jump(years * YEAR)
+            self.years += years
+
+    def _set_wall_clock(self) -> None:
+        self.clock.jump(self.chance.choice((-60, 60, -5, -1440, 1440)) * MINUTE)
+
+    def _undo_years(self) -> None:
+        """A wall clock that is a year off is never taken as the time: after seven days a producer may be forgotten."""
+        self.clock.jump(-self.years * YEAR)
+        self.years = 0
+
+    def renew_clock(self) -> None:
+        """What a node does each minute; or someone trusts the wall clock."""
+        accepted = self.chance.random() < 0.5
+        if accepted:
+            self._undo_years()
+        self.any_process().clock.renew(accept_wall=accepted)
+        if accepted:
+            self.clock.accept()
+            for process in self.processes:  # others read the new anchor within a second
+                self._replace(process)
+
+    def declare(self) -> None:
+        """An app that declares other limits for time is started, and all others anew."""
+        ahead, lateness = self.chance.choice((1, 5, 60)), self.chance.choice((0, 10, 60))
+        self.topic = replace(
+            self.topic,
+            ahead=timedelta(minutes=ahead),
+            lateness=timedelta(seconds=lateness),
+            given=self.topic.given | {"ahead", "lateness"},
+        )
+        for process in list(self.processes):
+            self._leave(process)
+            self._replace(process)
+        self.processes[0].log.create(self.topic)
+        for model in self.partitions:
+            model.ahead = ahead * MINUTE
+        self.compared.change_lateness(lateness * 1_000_000)
+        self.check_all()
 
     def kill(self) -> None:
         """Kill -9 one process; the other one and the machine continue."""
@@ -278,6 +337,9 @@ class World:
         for process in self.processes:
             process.disk.die()
         self.machine.lose_power(self.chance)
+        self._undo_years()
+        if self.chance.random() < 0.3:
+            self._set_wall_clock()
         self.clock.reboot()
         self.processes = [self._start(), self._start()]
         allowed = allowed or {}
@@ -386,7 +448,7 @@ class World:
         return Record(producer, number, own.choice("klmnopq"), self.clock.start + own.randrange(MINUTE))
 
     def _time(self) -> int | None:
-        ago = self.chance.choice((0, 0, 1, 5, 10, 20, 600, -600, None))
+        ago = self.chance.choice((0, 0, 1, 5, 10, 20, 60, 600, -60, -600, None))
         return None if ago is None else self.clock.micros() - ago * 1_000_000
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import threading
+import zlib
 
 import pytest
 
@@ -87,3 +89,11 @@ def test_two_processes_and_two_threads_lose_no_count(tmp_path):
             thread.join()
     found = counts.read()
     assert (found["offered"], found["appended"], found["refused"]) == (3000 + sum(own), sum(own), 3000)
+
+
+def test_counters_of_an_older_version_are_continued(tmp_path):
+    older = struct.pack("<7q", *range(1, 8))  # without the newest counter
+    (tmp_path / "counts").write_bytes(older + zlib.crc32(older).to_bytes(4, "little"))
+    counts = AppendCounters(Disk(), tmp_path / "counts")
+    counts.add({"offered": 1, "diverted": 1})
+    assert counts.read() == dict(zip(COUNTERS, [2, 2, 3, 4, 5, 6, 7, 1], strict=True))

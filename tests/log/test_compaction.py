@@ -7,7 +7,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import LockedError
@@ -64,6 +64,26 @@ def test_readers_know_the_same_as_a_plain_dict(tmp_path_factory, first, second, 
             known = {key: amount for key, amount in expected.items() if amount is not None}
             assert table(events(log)) == known
             assert verify(log).ok
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PAIRS, PAIRS, st.integers(0, 3), st.sampled_from(["1", "240", "500"]))
+def test_many_passes_keep_what_one_keeps(tmp_path_factory, monkeypatch, first, second, days, memory):
+    """Memory for no key, 6 or 12: each pass takes as many segments as fit, and at least one."""
+    clock, kept = ManualClock(), []
+    for limit in (memory, "256 MB"):
+        monkeypatch.setenv("HEADWATER_COMPACTION_MEMORY", limit)
+        with EventLog(tmp_path_factory.mktemp("compact"), clock=clock) as log:
+            topic = keyed(log, durability="fast", segment_size=600)
+            send(log, topic, first)
+            compacted(log)
+            clock.advance(timedelta(days=days))
+            send(log, topic, second)
+            result, end = compacted(log), closed_end(log)
+            kept.append([(event.offset, event.key, event.value and event.value["amount"]) for event in events(log)])
+            assert result.kept == sum(offset < end for offset, _, _ in kept[-1]) or not result.seen
+            assert verify(log).ok
+    assert kept[0] == kept[1]
 
 
 def test_only_the_last_of_each_key_is_kept_in_closed_segments(log):

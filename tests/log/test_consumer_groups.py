@@ -178,6 +178,15 @@ def test_groups_and_topics_do_not_touch_each_other(log, topic):
     }
 
 
+def test_a_group_that_is_deleted_meanwhile_is_left_out(log, topic, monkeypatch):
+    for group in ("a", "b"):
+        log.groups.reset(group, "orders", {0: 1})
+    known = log.groups._known()
+    log.groups.delete("a", "orders")
+    monkeypatch.setattr(log.groups, "_known", lambda topic=None: known)
+    assert [state.group for state in log.groups.states()] == ["b"]
+
+
 def test_an_unknown_group_is_an_error_that_names_the_known(log, topic):
     with pytest.raises(UnknownGroupError) as caught:
         log.groups.state("billing", "orders")

@@ -114,3 +114,16 @@ def test_the_simulated_disk_shows_the_same_files(tmp_path, seed):
             content = disk.read(handle, position // 2, 200), disk.size(handle), disk.read_file(path)
             seen.append((content, disk.exists(path), disk.names(path.parent)))
         assert seen[0] == seen[1]
+
+
+def test_a_new_file_under_the_inode_of_a_deleted_one_is_another(tmp_path):
+    disk, path = Disk(), tmp_path / "lock"
+    handle = disk.open(path)
+    assert disk.is_current(handle, str(path))
+    # File systems differ in when they use an inode again; a later time of change is what tells the files apart.
+    later = path.stat().st_mtime_ns + 1_000_000
+    os.utime(path, ns=(later, later))
+    assert not disk.is_current(handle, str(path))
+    disk.close(handle)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        disk.is_current(handle, str(path))

@@ -301,9 +301,9 @@ def test_a_forked_child_does_not_hold_its_dead_parents_lock(log):
         assert parent.stdout is not None
         assert parent.stdout.readline() == "forked\n"
         parent.wait(30)
-        handle = os.open(log.open_topic("orders").partitions[0].folder / "lock", os.O_RDWR)
+        handle = Disk().open(log.open_topic("orders").partitions[0].folder / "lock")
         free = Disk().lock(handle, wait=False)
-        os.close(handle)
+        Disk().close(handle)
         assert free
     log.append("orders", rows_of(topic, [{"amount": 1}]))
     assert amounts(log) == [1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from datetime import timedelta
 
@@ -11,6 +13,8 @@ from headwater.errors import DiskFullError, LockedError
 from headwater.events import ManualClock, changes
 from headwater.log import EventLog
 from headwater.log.maintenance.maintenance import Maintenance
+from headwater.log.storage import Disk
+from headwater.units import micros
 from tests.log.given import SECOND, declared, events, rows_of
 
 
@@ -173,12 +177,39 @@ def test_the_threads_work_until_they_are_stopped(log, monkeypatch):
     filled(log)
     maintenance = Maintenance(log)
     worked = threading.Event()
-    monkeypatch.setattr(maintenance, "append_idle_markers", lambda topic: worked.set())
+    monkeypatch.setattr(maintenance, "check_idle", worked.set)
     monkeypatch.setattr(maintenance._stopped, "wait", lambda _: maintenance._stopped.is_set())
     maintenance.start()
     assert worked.wait(30)
     maintenance.stop()
     assert [thread.is_alive() for thread in maintenance._threads] == [False, False]
+
+
+class _FailingFolders(Disk):
+    """Every folder fails to be listed, for as long as there are failures left."""
+
+    failures = 0
+
+    def names(self, path):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().names(path)
+
+
+def test_the_threads_outlive_a_folder_that_cannot_be_listed(tmp_path, monkeypatch, clock):
+    with EventLog(tmp_path, clock=clock, disk=(disk := _FailingFolders())) as log:
+        filled(log)
+        maintenance = Maintenance(log)
+        checked, compacted = threading.Event(), threading.Event()
+        monkeypatch.setattr(maintenance, "_due_markers", lambda _: checked.set() or [])
+        monkeypatch.setattr(maintenance, "compact", lambda _: compacted.set())
+        monkeypatch.setattr(maintenance._stopped, "wait", lambda _: maintenance._stopped.is_set())
+        disk.failures = 6
+        maintenance.start()
+        assert checked.wait(5)
+        assert compacted.wait(5)
+        maintenance.stop()
 
 
 def test_a_stop_before_the_start_ends_the_threads_at_once(log):
@@ -196,9 +227,37 @@ def test_a_process_that_was_stopped_counts_silence_anew(log, clock, pause, silen
     maintenance = Maintenance(log)
     for seconds in (1, 1, 5, pause):
         clock.advance(f"{seconds} seconds")
-        maintenance.check_idle(timedelta(seconds=seconds))
+        maintenance.check_idle()
     passed = (12 if pause == 5 else 13) - 1  # the first check saw the event after one second
     assert log.ends("orders")[0].max_event_time == start + (passed if silent else 0) * SECOND
+
+
+class StoppableClock(ManualClock):
+    """A clock whose process is stopped for some seconds, just before it measures the silence."""
+
+    pause = 0
+
+    def monotonic(self) -> float:
+        seconds, self.pause = self.pause, 0
+        self.advance(f"{seconds} seconds")
+        return super().monotonic()
+
+
+@pytest.mark.parametrize(("pause", "silent"), [(4, 8), (20, 0)])
+def test_a_process_that_was_stopped_within_a_check_counts_silence_anew(tmp_path, pause, silent):
+    clock = StoppableClock()
+    with EventLog(tmp_path, clock=clock) as log:
+        topic = log.create(declared(time="at", lateness="10 seconds", idle="5 seconds"))
+        start = clock.now()
+        log.append("orders", rows_of(topic, [{"id": "a", "at": start}]))
+        maintenance = Maintenance(log)
+        for pause_of_check in (0, 0, 0, 0, pause):
+            clock.pause = pause_of_check
+            maintenance.check_idle()
+            clock.advance("1 second")
+        assert log.ends("orders")[0].max_event_time == micros(start) + silent * SECOND
+        log.append("orders", rows_of(topic, [{"id": "a", "at": start + timedelta(seconds=5)}]))
+        assert not events(log)[-1].late
 
 
 def test_an_idle_table_is_known_up_to_the_present(log, clock):

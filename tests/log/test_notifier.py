@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -10,11 +11,13 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from headwater.log import EventLog, FileNotifier
-from headwater.log.notifier import _SleepPoller
+from headwater.log import notifier as notifiers
+from headwater.log.notifier import _InotifyHub, _SleepPoller
 from tests.log.given import amounts, declared, rows_of
 
 APPEND = """
@@ -145,6 +148,167 @@ def test_an_unknown_system_sleeps(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "sunos5")
     wakeup = FileNotifier([tmp_path])
     assert (wakeup.wait(0), wakeup.fileno()) == (True, None)
+
+
+def instances() -> int:
+    """Returns the number of inotify instances of this process, as the kernel shows them."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}") == "anon_inode:inotify"
+    return found
+
+
+def test_a_thousand_consumers_share_one_instance(log):
+    log.create(declared())
+    for number in range(1_000):
+        log.groups.members_folder(f"g{number}", "orders").mkdir(parents=True)
+    watches = [log.watch("orders", f"g{number}") for number in range(1_000)]
+    watches += [log.groups.watch(f"g{number}", "orders") for number in range(1_000)]
+    assert instances() == 1
+    assert not any(watch.wait(0) for watch in watches)
+    (log.groups.members_folder("g7", "orders") / "member").write_bytes(b"")
+    assert [at for at, watch in enumerate(watches) if watch.wait(0)] == [7, 1_007]
+    for watch in watches:
+        watch.close()
+
+
+def test_a_watch_ends_with_its_last_waiter(tmp_path):
+    paths = [tmp_path / str(number) for number in range(3)]
+    for path in paths:
+        path.write_bytes(b"")
+    hub = _InotifyHub.of_process()
+    before = len(hub._waiters)
+    one, two = FileNotifier(paths), FileNotifier(paths[1:])
+    assert len(hub._waiters) == before + 3
+    one.close()
+    assert len(hub._waiters) == before + 2
+    paths[1].write_bytes(b"x")
+    assert two.wait(0)
+    del two
+    assert len(hub._waiters) == before
+
+
+def test_a_watch_on_a_deleted_file_is_stale_even_if_a_new_file_gets_its_inode(tmp_path, monkeypatch):
+    path = tmp_path / "ends"
+    path.write_bytes(b"")
+    watch = FileNotifier([path])
+    assert watch.is_current()
+    path.unlink()
+    path.write_bytes(b"")
+    monkeypatch.setattr(watch, "_inodes", [path.stat().st_ino])
+    assert not watch.is_current()
+    watch.close()
+
+
+def test_no_wake_up_is_lost_among_many_threads(tmp_path):
+    """Each thread waits for its number in its file and answers; a lost wake-up would end the chain."""
+    paths = [tmp_path / str(number) for number in range(12)]
+    for path in paths:
+        path.write_bytes(b"0")
+    turns, done = 60, []
+
+    def follow(number: int) -> None:
+        watch, mine = FileNotifier([paths[number]]), 0
+        while mine < turns:
+            now = int(paths[number].read_bytes() or b"0")
+            if now == mine:
+                if not watch.wait(60):
+                    return
+                continue
+            mine = now
+            with paths[(number + 1) % len(paths)].open("r+b") as following:
+                following.write(str(mine + (number + 1 == len(paths))).encode())
+        watch.close()
+        done.append(number)
+
+    threads = [threading.Thread(target=follow, args=[number]) for number in range(len(paths))]
+    for thread in threads:
+        thread.start()
+    paths[0].write_bytes(b"1")
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == list(range(len(paths)))
+
+
+@pytest.fixture
+def no_instances(monkeypatch):
+    """A process that gets no inotify instance."""
+    hub = object.__new__(_InotifyHub)
+    monkeypatch.setattr(_InotifyHub, "_of_process", hub)
+    monkeypatch.setattr(notifiers, "_warned", False)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(notifiers.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(inotify_init1=lambda flags: -1))
+        hub.__init__()
+
+
+@pytest.mark.usefixtures("no_instances")
+def test_without_an_instance_files_are_polled_with_a_warning(log, caplog):
+    topic = log.create(declared())
+    watch, other = log.watch("orders"), FileNotifier([log.folder / "log.json"])
+    while watch.wait(1):  # a fresh file counts as changed once more
+        pass
+    other.wait(0)
+    sender = threading.Timer(0.1, log.append, ["orders", rows_of(topic, [{"amount": 1}])])
+    sender.start()
+    assert watch.wait(60)
+    sender.join()
+    assert not other.wait(0)
+    with pytest.raises(FileNotFoundError):
+        FileNotifier([log.folder / "nothing"])
+
+
+def test_the_limit_of_instances_is_named_once(no_instances, caplog):
+    said = [record.getMessage() for record in caplog.get_records("setup")]
+    assert [("fs.inotify.max_user_instances" in text) for text in said] == [True]
+
+
+@pytest.mark.usefixtures("no_instances")
+def test_a_polled_path_that_cannot_be_reached_for_a_while_keeps_its_waiters(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"")
+    watch = FileNotifier([folder / "file"])
+    folder.rename(tmp_path / "aside")
+    folder.write_bytes(b"")  # NotADirectoryError
+    assert watch.wait(10)
+    folder.unlink()
+    (tmp_path / "aside").rename(folder)
+    assert watch.wait(10)
+    watch.close()
+
+
+def test_the_first_polled_path_is_looked_at_at_once(tmp_path, monkeypatch):
+    """The thread may be in a poll that ends only with a change of a file."""
+    monkeypatch.setattr(notifiers, "_MAX_WAIT", 100.0)
+    hub = _InotifyHub()
+    monkeypatch.setattr(_InotifyHub, "_of_process", hub)
+    monkeypatch.setattr(hub, "_add_watch", refuse_watch)
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    watch = FileNotifier([path])
+    path.write_bytes(b"x")
+    assert watch._source.changed.wait(10)  # not `watch.wait`, which looks by itself
+    watch.close()
+
+
+def refuse_watch(path):
+    """No more watches for this user."""
+    raise notifiers._NoWatchError
+
+
+def test_a_forked_child_leaves_its_parents_notifications_alone(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    watch = FileNotifier([path])
+    child = os.fork()
+    if not child:
+        ok = watch.wait(0) and not watch.wait(0)  # unknown at first
+        path.write_bytes(b"x")
+        os._exit(0 if ok and watch.wait(10) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert watch.wait(10)
+    watch.close()
 
 
 class _Signalled(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -315,3 +316,45 @@ def test_a_look_at_any_offset_does_not_walk_through_all_frames_before_it(tmp_pat
         (found, *_) = partition.fetch(offset, 1)
         assert found[0].base_offset == offset
         assert len(walked) < 600, offset
+
+
+def test_the_size_of_a_range_is_that_of_its_frames_across_segments(tmp_path):
+    partition = open_partition(tmp_path, segment_size=4096)
+    for number in range(40):
+        partition.append([part(*range(number % 7 + 1))])
+    end = partition.state().next_offset
+    frames = list(partition.frame_headers(0, end))
+    headers = sum(next(partition.files.segment(base).walk(0, 4096)).length for base in partition.files.bases())
+    bounds = [frame.base_offset for frame in frames] + [end]
+    for low, start in enumerate(bounds):
+        for high, until in enumerate(bounds[low:], low):
+            expected = sum(frame.length for frame in frames[low:high])
+            assert expected <= partition.size(start, until) <= expected + headers
+    assert len(segments(tmp_path / "0")) > 2
+    assert partition.size(end, end) == 0
+
+
+def test_the_size_of_what_is_new_needs_no_walk_also_across_a_roll(tmp_path, monkeypatch):
+    partition = open_partition(tmp_path, segment_size=4096)
+    partition.append([part(*range(9))])
+    reached = partition.state().next_offset
+    assert partition.size(0, reached) > 0
+    walked = walked_frames(monkeypatch)
+    for _ in range(30):
+        partition.append([part(1)])
+        new = partition.state().next_offset
+        walked.clear()
+        assert 0 < partition.size(reached, new) < 4096
+        assert not [frame for frame in walked if frame.count]
+        reached = new
+    assert len(segments(tmp_path / "0")) > 2
+
+
+def test_the_size_of_a_range_that_retention_removed_is_an_error(tmp_path):
+    partition = open_partition(tmp_path)
+    for _ in range(40):
+        partition.append([part(*range(9))])
+    with partition.lock() as state:
+        partition.publish(replace(state, start_offset=90))
+    with pytest.raises(DataGoneError):
+        partition.size(0, 360)

@@ -88,13 +88,14 @@ def test_producer_not_seen_for_seven_days_is_forgotten():
     assert producers.last_sequence("old") == -1
 
 
-def test_producers_of_pipelines_and_bridges_are_never_forgotten():
+def test_producers_of_pipelines_bridges_and_captures_are_never_forgotten():
     producers = ProducerState()
     query = ViewTable("revenue", 12, pa.schema([]), ()).query
-    for number, id in enumerate([query, "queue/parcels/hw.feed.sent", "hw.again.hw_late.orders.0", "till@home", "q"]):
+    permanent = [query, "queue/parcels/hw.feed.sent", "capture/shop", "hw.again.hw_late.orders.0"]
+    for number, id in enumerate([*permanent, "till@home", "q", "captured"]):
         producers.record(sent(7, 7, number, id))
     producers.remove_expired(400 * DAY)
-    assert set(producers.snapshot()) == {"revenue@12", "queue/parcels/hw.feed.sent", "hw.again.hw_late.orders.0"}
+    assert list(producers.snapshot()) == permanent
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=16), st.integers(0, 99), SPANS)

@@ -95,7 +95,7 @@ def test_a_row_without_its_key_is_refused(log, partitions):
     topic = log.create(declared(key="id", partitions=partitions))
     with pytest.raises(BadKeyError) as caught:
         log.append("orders", rows_of(topic, [{"id": "a"}, {"amount": 1}]))
-    assert caught.value.data == {"topic": "orders", "row": 1}
+    assert caught.value.data == {"topic": "orders", "row": 1, "field": "id"}
     with pytest.raises(BadKeyError):
         log.append_one("orders", row_of(topic, {"amount": 1}))
     assert [part.end for part in log.ends("orders")] == [0] * partitions

@@ -58,6 +58,13 @@ def test_reserved_names_are_refused(name):
     assert (caught.value.location, caught.value.data["name"]) == (PLACE, name)
 
 
+@pytest.mark.parametrize("name", ["app", "lock", "state.json"])
+def test_names_of_files_of_the_engine_are_refused(name):
+    with pytest.raises(BadNameError) as caught:
+        PipelineDeclaration.of(PipelineKind.VIEW, name, key="id", location=PLACE)
+    assert (caught.value.location, caught.value.data["name"]) == (PLACE, name)
+
+
 @pytest.mark.parametrize("name", ["hwy", "highway", "hw-orders", "version1_x", "v1", "vx_orders", "my_hw_x"])
 def test_names_that_only_look_reserved_are_free(name):
     assert PipelineDeclaration.of(PipelineKind.STREAM, name, location=PLACE).name == name

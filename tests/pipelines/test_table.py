@@ -15,8 +15,15 @@ COLUMNS = {
     "posts": ("id", "author", "likes", "at"),
     "users": ("name", "country", "age"),
     "follows": ("follower", "followee"),
+    "hourly": ("window", "author", "n"),
 }
-KEYS = {"posts": ("id",), "users": ("name",), "follows": ("follower", "followee")}
+KEYS = {
+    "posts": ("id",),
+    "users": ("name",),
+    "follows": ("follower", "followee"),
+    "hourly": ("window", "author"),
+}
+WINDOWS = {"hourly": ("window",)}
 POSTS, USERS = Table.named("posts"), Table.named("users")
 
 
@@ -145,6 +152,13 @@ IDENTIFIED = [
      " full join users u on p.author = u.name", ("who",)),
     ("select 'p' as kind, id as k from posts union all select 'u', name from users", ("kind", "k")),
     ("select author from posts union select name from users", ("author",)),
+    ("select at, author, n, before from (select window.start at, author, n from hourly) now left join"
+     " (select window.end at, author, n before from hourly) prev using (at, author)", ("at", "author")),
+    ("select now.window, now.author, before.n from hourly now left join hourly before"
+     " on before.author = now.author and before.window.start + interval 1 hour = now.window.start",
+     ("window", "author")),
+    ("select at, author, now.n, before from (select window.end at, author, n before from hourly) prev right join"
+     " (select window.start at, author, n from hourly) now using (at, author)", ("at", "author")),
     ("select id from posts p left semi join users u on u.name = p.author", ("id",)),
 ]  # fmt: skip
 AMBIGUOUS = [
@@ -166,6 +180,11 @@ AMBIGUOUS = [
     ("select a.author from posts a left join users u on a.author = u.name and a.likes = u.age", ("author",)),
     ("select u.name, n from (select author, count(*) n from posts group by author) left join users u on author = name",
      ("name",)),
+    ("select at, author, n, before from (select window.start at, author, n from hourly) now left join"
+     " (select window.end at, author, n before from hourly) prev using (at, author)", ("at",)),
+    ("select now.window, now.author, before.n from hourly now left join hourly before"
+     " on before.author = now.author and before.window.start + interval 1 month = now.window.start",
+     ("window", "author")),
     ("select 'k' as k, a.n, b.m from (select count(*) n from posts) a full join (select count(*) m from users) b"
      " on a.n = b.m", ("k",)),
 ]  # fmt: skip
@@ -173,13 +192,13 @@ AMBIGUOUS = [
 
 @pytest.mark.parametrize(("sql", "key"), IDENTIFIED)
 def test_key_that_identifies_a_row_is_accepted(sql, key):
-    assert identifies(relation(sql), key, KEYS)
+    assert identifies(relation(sql), key, KEYS, WINDOWS)
 
 
 @pytest.mark.parametrize(("sql", "key"), AMBIGUOUS)
 def test_key_that_two_rows_may_share_is_refused(sql, key):
     with pytest.raises(BadSqlError):
-        require_key(relation(sql), key, KEYS, QueryRefusal("view", None))
+        require_key(relation(sql), key, KEYS, QueryRefusal("view", None), WINDOWS)
 
 
 def test_refused_key_comes_with_a_better_one():

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pyarrow as pa
 import pytest
 from cloudevents.core.formats.json import JSONFormat
 
 import headwater as hw
+from headwater.log.wire import FRAMES_MEDIA_TYPE, pack_batch
+from headwater.log.write_batch import EventEncoder
 from headwater.server import Node
 from tests.client.shop import fresh
 
@@ -49,7 +52,7 @@ def post(web: httpx.Client, name: str, body: Any, kind: str = "application/json"
 def test_an_event_is_appended_and_read(web: httpx.Client, name: str):
     value = {"order_id": "a", "amount": "12.50", "raw": "aGk=", "at": "2026-01-01T12:00:00Z"}
     answer = post(web, name, value)
-    receipt = {"topic": name, "partition": 0, "offset": 0, "duplicate": False, "dropped": None}
+    receipt = msgspec.structs.asdict(hw.Receipt(name, 0, 0))
     assert (answer.status_code, answer.json()) == (201, receipt)
     found = lines(web, name)[0]
     assert found["value"] == value | {"amount": "12.5"}
@@ -324,3 +327,43 @@ def test_an_answer_that_breaks_off_does_not_look_whole(tmp_path: Path):
         for accept in ("application/x-ndjson", "application/vnd.apache.arrow.stream"):
             answer = web.get("/api/topics/orders/events", params={"start": 3500}, headers={"accept": accept})
             assert answer.json()["code"] == "DAMAGED"
+
+
+def test_an_invalid_event_is_diverted_and_the_receipt_says_where(web: httpx.Client, client: hw.Client):
+    name = fresh()
+    client.create_topic(name, "order_id string not null, cents int", invalid=f"{name}.invalid")
+    answer = post(web, name, {"order_id": "a", "cents": "ten"})
+    assert answer.status_code == 200
+    assert {"topic": f"{name}.invalid", "partition": 0, "offset": 0}.items() <= answer.json().items()
+    assert "cents" in answer.json()["diverted"]
+    body = b'{"order_id":"a","cents":1}\n\n{"cents":2}\n'
+    answer = post(web, name, body, "application/x-ndjson")
+    found = answer.json()
+    assert (answer.status_code, found["diverted"], found["offsets"]) == (201, 1, [0, -1])
+    assert found["invalid"]["1"]["topic"] == f"{name}.invalid"
+    origins = [row["value"]["origin"] for row in lines(web, f"{name}.invalid")]
+    assert origins == [f"POST /api/topics/{name}/events", f"POST /api/topics/{name}/events, line 3"]
+    counts = web.get(f"/api/topics/{name}/counts").json()["counts"]
+    assert (counts["offered"], counts["appended"], counts["diverted"]) == (3, 1, 2)
+
+
+def test_invalid_lines_can_be_left_out(web: httpx.Client, name: str):
+    body = b'{"order_id":"a"}\nnope\n{"order_id":"c"}\n'
+    assert post(web, name, body, "application/x-ndjson").status_code == 400
+    found = post(web, name, body, "application/x-ndjson", params={"skip_invalid": "true"}).json()
+    assert (found["refused"], found["offsets"]) == (1, [0, -1, 1])
+    assert "not JSON" in found["invalid"]["1"]["refused"]
+    assert post(web, name, body, "application/x-ndjson", params={"skip_invalid": "yes"}).status_code == 400
+
+
+def test_only_the_named_topic_takes_invalid_events(web: httpx.Client, client: hw.Client, name: str):
+    assert (
+        web.post(
+            f"/api/topics/{name}/frames",
+            params={"diverted_from": name},
+            headers={"content-type": FRAMES_MEDIA_TYPE},
+            content=pack_batch(EventEncoder(client.topic(name)).encode_many([{"order_id": "a"}], None, 0)),
+        ).status_code
+        == 400
+    )
+    assert lines(web, name) == []

@@ -25,8 +25,10 @@ SERVE = """
 import sys
 from headwater.server import Node
 node = Node(sys.argv[1], port=0)
-node.serve(lambda: print(node.url, flush=True))
-print("drained", flush=True)
+try:
+    node.serve(lambda: print(node.url, flush=True))
+finally:
+    print("drained", flush=True)
 """
 
 
@@ -109,8 +111,10 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
         Node(tmp_path / "file" / "data", port=0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_requests_finish(tmp_path: Path, process: tuple[subprocess.Popen[str], str], number: int):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, -signal.SIGINT)])
+def test_a_signal_lets_requests_finish(
+    tmp_path: Path, process: tuple[subprocess.Popen[str], str], number: int, code: int
+):
     web_server, url = process
     answers: list[int] = []
     with hw.connect(url) as client, EventLog(tmp_path) as log:
@@ -130,7 +134,7 @@ def test_a_signal_lets_requests_finish(tmp_path: Path, process: tuple[subprocess
                 pass
         sender.join()
         assert answers == [1]
-        assert web_server.wait(15) == 0
+        assert web_server.wait(15) == code
         assert web_server.stdout is not None
         assert web_server.stdout.read() == "drained\n"
         assert [event.value for event in hw.connect(tmp_path).read("orders", start=1)] == [{"order_id": "under way"}]

@@ -21,6 +21,7 @@ from tests.client.shop import fresh
 from tests.faults.faulty_disk import FailingDisk
 
 STATUSES = {
+    "BATCH_TOO_LARGE": 413,
     "BAD_CREDENTIALS": 502,
     "DATA_GONE": 410,
     "DISK_FULL": 507,
@@ -30,6 +31,7 @@ STATUSES = {
     "LOCKED_BY": 423,
     "NEEDS_CONFIRMATION": 409,
     "OVERLOADED": 429,
+    "NOT_CAPTURABLE": 409,
     "QUEUE_EXISTS": 409,
     "REFUSED": 409,
     "SCHEMA_CONFLICT": 409,

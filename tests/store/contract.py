@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 
 import pyarrow as pa
@@ -20,12 +22,16 @@ from headwater.errors import (
     SchemaConflictError,
     UnknownViewError,
 )
-from headwater.store import EventCounts, InputRange, PipelineReport, RetriedEvent, Store, ViewTable
+from headwater.store import EventCounts, InputRange, PipelineReport, RetriedEvent, Store, ViewReader, ViewTable
 from headwater.store.changelog import change_schema
+from headwater.store.retention import SideRetention
 from headwater.store.row_checks import MAX_KEY_BYTES, MAX_ROW_BYTES
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
 from tests.store.state_contract import StateContract
 
+DAY = 86_400 * 1_000_000
+NO_DAYS = SideRetention(*[timedelta(0)] * 3)
+FOREVER = SideRetention(None, None, None)
 UNSIGNED = ViewTable("unsigned", 1, pa.schema([("k", pa.string()), ("n", pa.uint64())]), ("k",))
 
 
@@ -338,6 +344,27 @@ class StoreContract(StateContract):
         assert store.skips("a@1") == [aside(1), aside(2, data=b"\0\xff")]
         assert store.skips("b@1") == []
 
+    def test_skipped_events_are_read_by_offset_range(self, store):
+        events = [replace(aside(offset), topic=t, partition=p) for t in "ab" for p in (0, 1) for offset in range(9)]
+        store.skip("a@1", events)
+        store.skip("b@1", [replace(aside(100), topic="a")])
+        ranges = [
+            ("a", 0, 3, 5),
+            ("b", 1, 8, 200),
+            ("a", 0, 4, 6),
+            ("c", 0, 0, 9),
+            *[("a", 1, n, n) for n in range(250)],
+        ]
+        wanted = [
+            one
+            for one in events
+            if any(t == one.topic and p == one.partition and low <= one.offset < high for t, p, low, high in ranges)
+        ]
+        assert store.skips("a@1", ranges) == wanted
+        assert len(wanted) == 4
+        assert store.skips("a@1", []) == []
+        assert store.skip_positions("a@1") == [(one.topic, one.partition, one.offset) for one in events]
+
     # -- versions ----------------------------------------------------------------------------------------------------
 
     def test_the_first_version_is_current_at_once(self, store):
@@ -485,6 +512,97 @@ class StoreContract(StateContract):
         runner = quarantine(store, 3)
         with pytest.raises(LedgerMismatchError):
             runner.commit(batch=0, inputs=(replace(read(0), retry=1),))
+
+    # -- retention of side data --------------------------------------------------------------------------------------
+
+    def test_old_side_data_goes_and_the_counts_stay_exact(self, store):
+        runner, now = Runner(store), time.time_ns() // 1_000
+        counts = EventCounts(10, 7, 2, 1)
+        for batch, at in enumerate((now - 40 * DAY, now - DAY)):
+            events = [aside(10 * batch + number) for number in range(3)]
+            inputs = (read(batch, counts=counts),)
+            runner.commit(late=events[:2], quarantined=events[2:], inputs=inputs, committed_at=at)
+        kept = SideRetention(late=timedelta(days=30), quarantine=timedelta(days=60), ledger=None)
+        removed = store.remove_side_data(kept, {})
+        assert removed == {"late": 2, "quarantine": 0, "skips": 0, "retries": 0}
+        assert self.offsets_of(store, "hw_late") == [10, 11]
+        assert self.offsets_of(store, "hw_quarantine") == [2, 12]
+        sql = "select in_, used, late, quarantined, unaccounted from hw_pipelines"
+        assert ViewReader(store).sql(sql).rows == [(20, 14, 4, 2, 0)]
+        assert store.remove_side_data(replace(kept, late=None, quarantine=None), {}) == {"skips": 0, "retries": 0}
+
+    def offsets_of(self, store, view: str) -> list[int]:
+        return [offset for (offset,) in ViewReader(store).sql(f'select "offset" from {view} order by 1').rows]
+
+    def test_more_side_data_than_one_transaction_removes_goes_too(self, store):
+        runner = Runner(store)
+        runner.commit(late=[aside(number) for number in range(1_203)])
+        assert store.remove_side_data(NO_DAYS, {})["late"] == 1_203
+        assert self.offsets_of(store, "hw_late") == []
+
+    def test_skips_and_retries_below_the_start_of_the_log_go(self, store):
+        runner = quarantine(store, 3, 4)
+        store.request_retry(runner.query, [("orders", 0, 3)])
+        runner.commit(inputs=(replace(read(1), retry=1),), retried=(("orders", 0, 3),))
+        store.request_retry(runner.query, [("orders", 0, 4)])
+        store.skip(runner.query, [aside(number) for number in (5, 7, 8)])
+        assert store.remove_side_data(FOREVER, {"orders": {0: 8, 1: 0}, "others": {0: 100}}) == {
+            "skips": 2,
+            "retries": 1,
+        }
+        assert [kept.offset for kept in store.skips(runner.query)] == [8]
+        assert store.newest_retries() == {runner.query: 2}
+
+    def test_the_ledger_of_a_replaced_version_goes_and_that_of_the_present_one_stays(self, store):
+        for version in (1, 2):
+            runner = Runner(store, replace(TOTALS, version=version))
+            runner.commit([{"k": "a", "n": version}])
+        store.make_current("totals", 2)
+        assert store.remove_side_data(NO_DAYS, {})["ledger"] == 1
+        assert store.last_entry("totals@1") is None
+        assert store.last_entry("totals@2") is not None
+
+    # -- pipelines that an app no longer has -------------------------------------------------------------------------
+
+    def test_a_pipeline_is_missing_from_the_first_run_without_it(self, store):
+        store.record_pipelines("shop", ["revenue", "totals"])
+        store.record_pipelines("other", ["audit"])
+        assert [(one.pipeline, one.app, one.missing_since) for one in store.pipelines()] == [
+            ("audit", "other", None), ("revenue", "shop", None), ("totals", "shop", None)
+        ]  # fmt: skip
+        store.record_pipelines("shop", ["totals"])
+        missing = {one.pipeline: one.missing_since for one in store.pipelines()}
+        assert missing["revenue"]
+        assert missing["audit"] is missing["totals"] is None
+        store.record_pipelines("shop", ["totals"])
+        assert {one.pipeline: one.missing_since for one in store.pipelines()} == missing
+        store.record_pipelines("shop", ["totals", "revenue"])
+        assert [one.missing_since for one in store.pipelines()] == [None, None, None]
+        assert not store.expire_pipeline("revenue")
+
+    def test_an_expired_pipeline_keeps_its_view_and_counts_and_loses_the_rest(self, store):
+        runner = quarantine(store, 3)
+        runner.commit([{"k": "a", "n": 1}], late=[aside(11)], inputs=(read(1, counts=EventCounts(10, 9, 1)),))
+        store.skip(runner.query, [aside(5)])
+        sql = "select in_, used, late, quarantined, dropped, batches from hw_pipelines"
+        counts = ViewReader(store).sql(sql).rows
+        store.record_pipelines("shop", ["totals"])
+        store.record_pipelines("shop", [])
+        waiting = store.outbox(runner.query)
+        assert waiting
+        assert not store.expire_pipeline("totals")  # its changes are not in the changelog yet
+        assert store.outbox(runner.query) == waiting
+        for out in waiting:
+            store.mark_published(runner.query, out.batch, {0: 1})
+        assert store.expire_pipeline("totals")
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+        assert ViewReader(store).sql(sql).rows == counts
+        assert store.last_entry(runner.query) is None
+        assert store.outbox(runner.query) == store.skips(runner.query) == []
+        assert self.offsets_of(store, "hw_late") == [11]
+        store.create(replace(TOTALS, version=2))
+        store.make_current("totals", 2)
+        assert [one.expired_at for one in store.pipelines()] == [None]
 
     # -- others ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from headwater.errors import BadNameError, BadRowError, NewerFormatError, SchemaConflictError
 from headwater.store import SqlStore, ViewReader, ViewTable
 from headwater.store.postgres import PostgresDialect
-from headwater.store.row_checks import MAX_KEY_BYTES
+from headwater.store.row_checks import MAX_KEY_BYTES, check_rows
 from tests.store.contract import StoreContract
 from tests.store.given import MOMENT, REVENUE, TOTALS, WINDOW, Runner, aside, minute
 
@@ -125,6 +126,30 @@ def test_the_longest_key_fits_into_the_index(store):
     assert Runner(store).commit([{"k": noise, "n": 1}])
 
 
+def longest(kind: pa.DataType, values: list) -> ViewTable:
+    """The longest prefix of a list that may be a key, and its view."""
+    view = ViewTable("nested", 1, pa.schema([("k", kind), ("n", pa.int64())]), ("k",))
+    for end in range(len(values), 0, -1):
+        with contextlib.suppress(BadRowError):
+            check_rows(view, pa.Table.from_pylist([{"k": values[:end], "n": 1}], view.schema))
+            return view, values[:end]
+    raise AssertionError
+
+
+def test_the_longest_nested_key_fits_into_the_index(store):
+    noise = [int.from_bytes(hashlib.sha256(bytes([n % 251, n // 251])).digest()[:7]) for n in range(400)]
+    kinds = [
+        (pa.list_(pa.int64()), noise),
+        (pa.list_(pa.int64()), [number % 10 for number in noise]),
+        (pa.list_(pa.string()), [f"{number:x}" for number in noise]),
+        (pa.list_(pa.float64()), [number / 2**60 for number in noise]),
+        (pa.list_(pa.struct([("a", pa.bool_())])), [{"a": bool(number % 2)} for number in noise]),
+    ]
+    for number, (kind, values) in enumerate(kinds):
+        view, key = longest(kind, values)
+        assert Runner(store, replace(view, name=f"nested{number}")).commit([{"k": key, "n": 1}])
+
+
 @pytest.mark.parametrize("k", ["a\0", "x" * (MAX_KEY_BYTES + 1)])
 def test_staged_rows_are_checked_too(store, k):
     store.create(TOTALS)
@@ -193,3 +218,10 @@ def test_a_swap_drops_the_older_tables(store):
     store.make_current("revenue", 2)
     tables = "select relname from pg_class where relkind = 'r' and relname like 'v%_revenue'"
     assert ask(store, tables) == [("v2_revenue",)]
+
+
+def test_the_size_of_each_table_is_known(store):
+    Runner(store).commit([{"k": str(number), "n": number} for number in range(2_000)])
+    found = store.dialect.table_sizes()
+    assert found["v1_totals"] > 2_000 * 20
+    assert found["ledger"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from decimal import Decimal
 
 import psycopg
 import pyarrow as pa
@@ -12,9 +13,10 @@ import pytest
 
 from headwater.errors import BadQueryError
 from headwater.sql.guard import check_select
-from headwater.store import QueryLimits, SqlStore
+from headwater.store import QueryLimits, SqlStore, ViewTable
 from headwater.store.postgres import PostgresDialect
 from headwater.store.postgres.sandbox import PostgresSandbox
+from headwater.store.protocol import TableRows
 from tests.store.given import REVENUE, Runner, aside, minute
 
 pytestmark = pytest.mark.services
@@ -48,7 +50,7 @@ def store(postgres):
         ("select name, in_, used, unaccounted from hw_pipelines where name = 'totals'", [("totals", 20, 20, 0)]),
         ("select count(*) from hw_batches", [(3,)]),
         ('select pipeline, topic, "offset" from hw_late', [("totals", "orders", 1)]),
-        ('select amount, "w.start" from revenue', [("1.00", "1970-01-01T00:00:00.000000Z")]),
+        ('select amount, "w.start" from revenue', [("1", "1970-01-01T00:00:00Z")]),
         ("select sum(n), sum(n) * 1.5, max(n) > 0, cast(null as text) from totals", [(1, "1.5", True, None)]),
         ("select 'a;b', $$pg_class('$$, E'it\\'s; (' -- ; drop table totals", [("a;b", "pg_class('", "it's; (")]),
         ("select date '2026-01-31' + interval '1 day'", [("2026-02-01 00:00:00",)]),
@@ -63,6 +65,22 @@ def test_a_query_reads_views(store, views, text, rows):
 def test_parameters_stand_for_values(store, views):
     assert views.sql("select n from totals where k = ? and n > ? -- ?", ("a", 0)).rows == [(1,)]
     assert views.sql("select '?' || ?", ("x",)).rows == [("?x",)]
+
+
+PRODUCTS = TableRows(
+    ViewTable("Products", 1, pa.schema([("k", pa.string()), ("price", pa.decimal128(20, 10))]), ("k",)),
+    pa.table({"k": ["a", "ä,\n"], "price": [Decimal("2328.28"), None]}).cast(
+        pa.schema([("k", pa.string()), ("price", pa.decimal128(20, 10))])
+    ),
+)
+
+
+def test_a_table_of_the_log_is_a_relation_of_one_query(store, views):
+    text = 'select p.k, p.price, t.n from "Products" p left join totals t using (k) order by 1'
+    assert views.sql(text, tables=[PRODUCTS]).rows == [("a", "2328.28", 1), ("ä,\n", None, None)]
+    with pytest.raises(BadQueryError) as caught:
+        views.sql(text)
+    assert "relation" in caught.value.data
 
 
 HOSTILE = [

@@ -73,6 +73,22 @@ def test_a_key_fits_into_an_index_of_postgresql():
         check_rows(VIEW, rows_with(k="x" * (MAX_KEY_BYTES - 1) + "é"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "fits", "too_large"),
+    [
+        (pa.struct([("name", pa.string())]), {"name": "x" * 2_400}, {"name": "x" * MAX_KEY_BYTES}),
+        (pa.list_(pa.int64()), [7] * 150, [7] * 300),
+        (pa.list_(pa.string()), ["é" * 1_000], ["é" * 1_300]),
+    ],
+)
+def test_a_nested_key_fits_into_an_index_of_postgresql(kind: pa.DataType, fits: Any, too_large: Any):
+    view = ViewTable("notes", 1, pa.schema([("k", kind), ("n", pa.string())]), ("k", "n"))
+    check_rows(view, pa.Table.from_pylist([{"k": None, "n": "a"}, {"k": fits, "n": "b"}], view.schema))
+    with pytest.raises(BadRowError) as caught:
+        check_rows(view, pa.Table.from_pylist([{"k": fits, "n": "a"}, {"k": too_large, "n": "bad"}], view.schema))
+    assert "bad" in caught.value.data["key"]
+
+
 def test_a_row_fits_into_an_event():
     check_rows(VIEW, rows_with(text="x" * (MAX_ROW_BYTES - 2_000)))
     with pytest.raises(BadRowError) as caught:

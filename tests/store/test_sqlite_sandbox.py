@@ -69,8 +69,8 @@ def content(store):
             [("ayybyy", 3, "a", "a")],
         ),
         ("select instr(x'0102', x'02'), replace(12, 1, 3), instr(null, 'a'), trim(null)", [(2, "32", None, None)]),
-        ('select amount, "w.start" from revenue', [("1.00", "1970-01-01T00:00:00.000000Z")]),
-        ('select max(amount) from revenue group by "w.start"', [("1.00",)]),
+        ('select amount, "w.start" from revenue', [("1", "1970-01-01T00:00:00Z")]),
+        ('select max(amount) from revenue group by "w.start"', [("1",)]),
         ("select a.k from totals a join totals b on a.k = b.k", [("a",)]),
         ("select 'a;b' -- ; drop table totals", [("a;b",)]),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from tests.faults.counts import FULL
 INTO_QUEUE = Bridge("orders", "parcels", TargetKind.QUEUE)
 INTO_TOPIC = Bridge("parcels", "sent", TargetKind.TOPIC)
 CARRY = """
-import os, sys
+import faulthandler, os, sys
+faulthandler.dump_traceback_later(100, exit=True)  # a process that hangs says where, also while it ends
 import headwater as hw
 from headwater.queues import Bridge, TargetKind
 from headwater.workers.bridge import open_runner
@@ -157,7 +159,9 @@ def test_killed_at_any_step_each_arrives_once(client: Client, tmp_path: Path, in
 
     def run(step: int) -> str:
         command = [sys.executable, "-c", CARRY, str(tmp_path), str(step), into]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        return ended.stdout
 
     def offer(start: int) -> None:
         rows = [{"n": n} for n in range(start, start + 7)]

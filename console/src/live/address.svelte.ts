@@ -7,6 +7,7 @@ class Address {
   paused = $state(false);
   utc = $state(true);
   graphAsTable = $state(false);
+  fit = $state(false);
 
   constructor() {
     this.#read();
@@ -21,10 +22,11 @@ class Address {
     this.paused = query.has("paused");
     this.utc = query.get("time") !== "local";
     this.graphAsTable = query.get("flow") === "table";
+    this.fit = query.has("fit");
   }
 
   /** Change what is shown. A choice becomes an entry in the history of the browser, a switch does not. */
-  set(change: Partial<Pick<Address, "views" | "topic" | "pipeline" | "paused" | "utc" | "graphAsTable">>): void {
+  set(change: Partial<Pick<Address, "views" | "topic" | "pipeline" | "paused" | "utc" | "graphAsTable" | "fit">>): void {
     Object.assign(this, change);
     const query = new URLSearchParams();
     if (this.views.length) query.set("view", this.views.join(","));
@@ -33,6 +35,7 @@ class Address {
     if (this.paused) query.set("paused", "1");
     if (!this.utc) query.set("time", "local");
     if (this.graphAsTable) query.set("flow", "table");
+    if (this.fit) query.set("fit", "1");
     const text = query.toString().replaceAll("%2C", ",");
     const chosen = "views" in change || "topic" in change || "pipeline" in change;
     history[chosen ? "pushState" : "replaceState"](null, "", text ? `?${text}` : location.pathname);

@@ -38,6 +38,9 @@ export function cost(seconds: number): string {
   return seconds < 1 ? `${short.format(seconds * 1000)} ms` : `${short.format(seconds)} s`;
 }
 
+/** Bytes as megabytes, or as gigabytes with one decimal: 128 MB, 1.6 GB. */
+export const size = (bytes: number): string => (bytes < 1e9 ? `${whole.format(Math.round(bytes / 1e6))} MB` : `${tenth.format(bytes / 1e9)} GB`);
+
 export function zoneName(): string {
   return address.utc ? "UTC" : Intl.DateTimeFormat().resolvedOptions().timeZone || "local";
 }

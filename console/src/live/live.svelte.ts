@@ -7,13 +7,17 @@ import { Rates } from "./rates.svelte";
 import { Rows } from "./rows.svelte";
 import {
   engineOf,
+  memoryOf,
   pipelinesOf,
+  problemIn,
   rowsOf,
   snapshotOf,
   topicsOf,
   viewsOf,
   type Engine,
+  type Memory,
   type Pipeline,
+  type Problem,
   type RowsMessage,
   type TopicInfo,
   type ViewInfo,
@@ -34,10 +38,15 @@ class Live {
   version = $state("");
   pipelines = $state.raw<Pipeline[]>([]);
   engine = $state.raw<Engine | null>(null);
+  memory = $state.raw<Memory | null>(null);
   views = $state.raw<ViewInfo[]>([]);
   topics = $state.raw<TopicInfo[]>([]);
   held = $state(0);
   loaded = $state(false);
+  topicsLoaded = $state(false);
+  viewsLoaded = $state(false);
+  /** Why the node cannot answer, in its own words; null while it works. */
+  problem = $state.raw<Problem | null>(null);
   now = $state(Date.now());
   readonly tables = new SvelteMap<string, Rows>();
   readonly rates = new Rates();
@@ -95,9 +104,14 @@ class Live {
         take(JSON.parse((message as MessageEvent<string>).data));
       });
     on("pipelines", (data) => this.#takePipelines(pipelinesOf(data)));
+    on("node", (data) => (this.problem = problemIn(data)));
     on("engine", (data) => (this.engine = engineOf(data)));
+    on("memory", (data) => (this.memory = memoryOf(data)));
     on("rows", (data) => this.#takeRows(rowsOf(data)));
-    on("problem", () => this.#source === source && this.#lost());
+    on("problem", (data) => {
+      this.problem = problemIn(data);
+      if (this.#source === source) this.#lost();
+    });
   }
 
   /** The views to subscribe to: the node refuses unknown views, and system views are polled instead. */
@@ -191,6 +205,7 @@ class Live {
       return;
     }
     if (this.connection === "live") this.lastAt = Date.now();
+    this.topicsLoaded = true;
     const topics = topicsOf(answer);
     this.rates.noteTopics(topics, performance.now());
     if (!this.#holding) this.topics = topics;
@@ -200,6 +215,7 @@ class Live {
     const answer = await this.#get("/api/views");
     if (answer === null) return;
     this.views = viewsOf(answer);
+    this.viewsLoaded = true;
     this.#openIfOther();
   }
 
@@ -214,7 +230,9 @@ class Live {
   async #get(path: string): Promise<unknown> {
     try {
       const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE) });
-      return answer.ok ? await answer.json() : null;
+      if (answer.ok) return await answer.json();
+      if (answer.status >= 500) this.problem = problemIn(await answer.json());
+      return null;
     } catch {
       return null;
     }

@@ -20,8 +20,10 @@ export class Rates {
   readonly topics = new SvelteMap<string, number[]>();
   readonly pipelines = new SvelteMap<string, number[]>();
   readonly rows = new SvelteMap<string, number>();
+  /** By pipeline and input, as `pipeline<input`, for pipelines of several inputs. */
+  readonly inputs = new SvelteMap<string, number>();
   #ends = new Map<string, Seen>();
-  #rowsSeen = new Map<string, Seen>();
+  #totals = new Map<string, Seen>();
   #pointAt = 0;
 
   topic(name: string): number | null {
@@ -46,10 +48,15 @@ export class Rates {
     for (const pipeline of pipelines) {
       const points = this.pipelines.get(pipeline.name) ?? [];
       this.pipelines.set(pipeline.name, [...points, pipeline.rate ?? 0].slice(-POINTS));
-      const before = this.#rowsSeen.get(pipeline.name);
-      this.#rowsSeen.set(pipeline.name, { total: pipeline.rows, at });
-      if (before && at > before.at)
-        this.rows.set(pipeline.name, calmed(this.rows.get(pipeline.name), ((pipeline.rows - before.total) * 1000) / (at - before.at)));
+      this.#noteTotal(this.rows, pipeline.name, pipeline.rows, at);
+      if (pipeline.read.size > 1)
+        for (const [input, end] of pipeline.read) this.#noteTotal(this.inputs, `${pipeline.name}<${input}`, end, at);
     }
+  }
+
+  #noteTotal(rates: SvelteMap<string, number>, name: string, total: number, at: number): void {
+    const before = this.#totals.get(name);
+    this.#totals.set(name, { total, at });
+    if (before && at > before.at) rates.set(name, calmed(rates.get(name), ((total - before.total) * 1000) / (at - before.at)));
   }
 }

@@ -11,6 +11,13 @@ export interface Problem {
   fix: string;
 }
 
+/** What keeps a running pipeline from going on: a topic of history, or a table that is not loaded. */
+export interface Wait {
+  reason: string;
+  name: string;
+  fix: string;
+}
+
 export interface Pipeline {
   name: string;
   version: number;
@@ -36,12 +43,23 @@ export interface Pipeline {
   rate: number | null;
   lagSeconds: number | null;
   lagEvents: number | null;
+  /** A pipeline in real-time mode has no ledger, so its events are not counted. */
+  counted: boolean;
+  /** By input topic: how far it is read, as the sum of the offsets. */
+  read: Map<string, number>;
+  waiting: Wait[];
 }
 
 export interface Engine {
   state: string;
   detail: string;
   since: string | null;
+}
+
+/** Bytes by part, in the order of the docs; parts of the engine are missing while Spark does not run. */
+export interface Memory {
+  parts: { name: string; bytes: number; note: string }[];
+  total: number;
 }
 
 export interface ViewInfo {
@@ -126,7 +144,22 @@ export function pipelineOf(value: unknown): Pipeline {
     rate: perhaps(row.rate),
     lagSeconds: perhaps(row.lag_seconds),
     lagEvents: perhaps(row.lag_events),
+    counted: row.latency !== "realtime",
+    read: readOf(row.last_ranges),
+    waiting: list(row.waiting).map(waitOf),
   };
+}
+
+/** The changelog of any version of a view has one name here. */
+function readOf(value: unknown): Map<string, number> {
+  const ranges = list(unfolded(value)).map(document);
+  const sum = (ends: unknown): number => Object.values(document(ends)).reduce<number>((all, end) => all + number(end), 0);
+  return new Map(ranges.map((range) => [text(range.topic).replace(/\.changes\.\d+$/, ".changes"), sum(range.end)]));
+}
+
+function waitOf(value: unknown): Wait {
+  const found = document(value);
+  return { reason: text(found.reason), name: text(found.name), fix: text(found.fix) };
 }
 
 export function pipelinesOf(value: unknown): Pipeline[] {
@@ -134,9 +167,28 @@ export function pipelinesOf(value: unknown): Pipeline[] {
   return rows.map(pipelineOf).filter((pipeline) => pipeline.name);
 }
 
+/** The problem document of an answer; null if it is something else. */
+export const problemIn = (value: unknown): Problem | null => problemOf(value);
+
 export function engineOf(value: unknown): Engine {
   const found = document(value);
   return { state: text(found.state), detail: text(found.detail), since: moment(found.since) };
+}
+
+export function memoryOf(value: unknown): Memory {
+  const found = document(value);
+  const engine = document(found.engine);
+  const workers = number(engine.python_processes);
+  const parts = [
+    { name: "node", bytes: number(found.node), note: "log, views, server" },
+    { name: "engine", bytes: number(engine.driver), note: "Python of the driver" },
+    { name: "Java heap", bytes: number(engine.java_heap), note: `limit ${Math.round(number(engine.java_heap_limit) / 1e6)} MB` },
+    { name: "Java classes", bytes: number(engine.java_classes), note: "classes and compiled code" },
+    { name: "Java, other", bytes: number(engine.java_native), note: "threads, buffers, files" },
+    { name: "state stores", bytes: number(engine.state_store), note: "caches of RocksDB" },
+    { name: "Python workers", bytes: number(engine.python_workers), note: `${workers} processes` },
+  ].filter((part) => part.bytes > 0);
+  return { parts, total: parts.reduce((sum, part) => sum + part.bytes, 0) };
 }
 
 export function viewsOf(value: unknown): ViewInfo[] {

@@ -19,7 +19,7 @@ __all__ = ["INTERRUPTED", "main"]
 
 INTERRUPTED: Final = 130
 # User code may need pandas, so these commands do not hide it.
-_USER_CODE_COMMANDS = frozenset(["run", "demo", "plan"])
+_USER_CODE_COMMANDS = frozenset(["run", "dev", "demo", "plan"])
 _OPTIONS_WITH_VALUE = frozenset(["--data", "--profile"])
 _FLAGS = frozenset(["--json", "--plain", "--trace"])
 
@@ -102,6 +102,7 @@ def _report_error(error: Exception, tokens: list[str]) -> int:
     """Print an error as text or JSON; with --trace, also its traceback."""
     from headwater.cli.formatting import escape, escape_json
     from headwater.errors import HeadwaterError
+    from headwater.invocation import Invocation
 
     given = tokens[: tokens.index("--")] if "--" in tokens else tokens
     if "--trace" in given:
@@ -109,6 +110,7 @@ def _report_error(error: Exception, tokens: list[str]) -> int:
 
         sys.stderr.write("".join(traceback.format_exception(error)))
     known = error if isinstance(error, HeadwaterError) else _internal_error(error)
+    Invocation.of_words(tokens).complete_error(known)
     if "--json" in given:
         import msgspec
 

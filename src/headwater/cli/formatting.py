@@ -1,10 +1,12 @@
-"""Formats numbers, times and sizes, and escapes text of events for a terminal."""
+"""Formats numbers, durations and sizes, and escapes text of events for a terminal.
+
+The text of a value of an event or view is `headwater.events.values.format_value`.
+"""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 __all__ = [
     "escape",
@@ -12,8 +14,6 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_duration",
-    "format_plain",
-    "format_time",
     "plural",
 ]
 
@@ -73,6 +73,8 @@ def format_duration(length: timedelta | float | None) -> str:
     Example:
         >>> format_duration(1.234), format_duration(0.0004), format_duration(4000), format_duration(None)
         ('1.2 s', '0.4 ms', '1.1 h', '')
+        >>> format_duration(0.437)
+        '437 ms'
     """
     if length is None:
         return ""
@@ -80,7 +82,9 @@ def format_duration(length: timedelta | float | None) -> str:
     for unit, size, least in (("d", 86_400, 172_800), ("h", 3_600, 3_600), ("min", 60, 120), ("s", 1, 1)):
         if abs(number) >= least:
             return f"{number / size:.1f} {unit}"
-    return f"{number * 1000:.1f} ms" if number else "0 s"
+    if not number:
+        return "0 s"
+    return f"{number * 1000:.0f} ms" if abs(number) >= 0.01 else f"{number * 1000:.1f} ms"
 
 
 def format_bytes(number: float) -> str:
@@ -94,36 +98,3 @@ def format_bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f} {unit}"
     return f"{number:.0f} B"
-
-
-def format_time(at: datetime | None) -> str:
-    """Returns a time in UTC with milliseconds.
-
-    Example:
-        >>> format_time(datetime(2026, 1, 1, 12, tzinfo=UTC))
-        '2026-01-01 12:00:00.000Z'
-    """
-    if at is None:
-        return ""
-    return at.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds") + "Z"
-
-
-def format_plain(value: Any) -> str:
-    """Returns a value for another program: not rounded, without thousands separators, times as RFC 3339.
-
-    Example:
-        >>> format_plain(18204), format_plain(None), format_plain(True), format_plain(("a", "b"))
-        ('18204', '', 'true', 'a,b')
-    """
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case datetime():
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        case dict():
-            return ",".join(f"{format_plain(name)}={format_plain(item)}" for name, item in value.items())
-        case list() | tuple():
-            return ",".join(map(format_plain, value))
-    return escape(str(value))

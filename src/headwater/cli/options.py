@@ -15,12 +15,15 @@ from headwater.units import moment
 
 if TYPE_CHECKING:
     from headwater.client import Client
+    from headwater.pipelines import Selection
 
 __all__ = [
     "DEFAULTS",
+    "EVERY_PIPELINE",
     "LIMIT",
     "Flag",
     "Options",
+    "PipelineOptions",
     "PositionText",
     "data_folder",
     "engine_folder",
@@ -76,6 +79,26 @@ class Options:
 DEFAULTS: Final = Options()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PipelineOptions:
+    """The options that select pipelines."""
+
+    select: tuple[str, ...] = ()
+    """A pipeline to take, `+name` with all that it reads, `name+` with all that read it; may be given several times."""
+    exclude: tuple[str, ...] = ()
+    """A pipeline to leave out, written in the same way; may be given several times."""
+
+    def selection(self) -> Selection:
+        """Returns the selection of pipelines."""
+        from headwater.pipelines import Selection
+
+        return Selection(self.select, self.exclude)
+
+
+EVERY_PIPELINE: Final = PipelineOptions()
+
+
 def open_client(options: Options) -> Client:
     """Open a client; does not create a log in a folder without one.
 
@@ -102,12 +125,12 @@ def data_folder(options: Options) -> Path:
     folder = local_folder(options)
     if options.kafka:
         what = f"this command needs the folder of a log, but the log is on {options.effective_profile.log}"
-        raise BadSettingError(what, fix="--data with a folder, without --profile")
+        raise BadSettingError(what, fix="--data FOLDER")
     if not (folder / "log.json").exists():
         raise DataError(
             f"there is no log in {options.target}",
-            detail="`headwater run`, or hw.connect() in Python, creates a log",
-            fix="headwater run app.py, or --data with the folder of a log",
+            detail="`headwater run app.py`, or hw.connect() in Python, creates one; --data names the folder of another",
+            fix="headwater run app.py",
             folder=str(folder),
         )
     return folder
@@ -130,7 +153,7 @@ def local_folder(options: Options) -> Path:
     """
     if options.remote:
         what = f"this command needs the folder of the log, not {options.target}"
-        raise BadSettingError(what, fix="--data with a folder")
+        raise BadSettingError(what, fix="--data FOLDER")
     return Path(options.target)
 
 

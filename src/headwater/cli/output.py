@@ -14,19 +14,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
-from headwater.cli.formatting import escape, escape_json, format_count, format_duration, format_plain
+from headwater.cli.formatting import escape, escape_json, format_count, format_duration
 from headwater.cli.options import Options
 from headwater.errors import NeedsConfirmationError, RefusedError
+from headwater.invocation import Invocation, program
 
 if TYPE_CHECKING:
     from headwater.store.views.view_query import ViewResult
 
-__all__ = ["Column", "Output", "Progress", "confirm", "format_window", "print_view"]
+__all__ = ["Column", "Output", "Progress", "confirm", "print_view"]
 
 _MIN_WIDTH = 8  # characters of the last column
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -39,13 +39,13 @@ class Column:
     Args:
         title: The heading.
         field: The name of the value in a row, also in JSON.
-        format: Formats a value for a terminal.
+        format: Formats a value for a terminal; `format_value` of `headwater.events.values` if left out.
         right: Whether to align to the right, as for numbers.
     """
 
     title: str
     field: str
-    format: Callable[[Any], str] = format_plain
+    format: Callable[[Any], str] | None = None
     right: bool = False
 
 
@@ -59,6 +59,7 @@ class Output:
     def __init__(self, options: Options) -> None:
         self.json = options.json
         self.plain = options.plain
+        self._invocation = Invocation(data=options.data, profile=options.profile, program=program())
         self.terminal = sys.stdout.isatty() and not options.json
         dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         self.colour = self.terminal and not options.plain and not dumb
@@ -70,7 +71,9 @@ class Output:
         elif self.terminal:
             self._print_table(columns, list(rows))
         else:
-            table = [[format_plain(row.get(column.field)) for column in columns] for row in rows]
+            from headwater.events.values import format_value
+
+            table = [[escape(format_value(row.get(column.field))) for column in columns] for row in rows]
             self.print_text("\n".join("\t".join(cells) for cells in [[c.title for c in columns], *table]))
 
     def print_record(self, document: Mapping[str, Any], lines: Iterable[str]) -> None:
@@ -89,8 +92,8 @@ class Output:
         _write_stdout(f"{text}\n".encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
-        """Print a message to stderr."""
-        sys.stderr.write(f"{escape(text)}\n")
+        """Print a message to stderr; commands in it get the data folder and the profile of this one."""
+        sys.stderr.write(f"{escape(self._invocation.complete(text))}\n")
         sys.stderr.flush()
 
     def style(self, text: str, style: str) -> str:
@@ -100,7 +103,10 @@ class Output:
     def _print_table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
         from rich.cells import cell_len, set_cell_size  # width of characters: some scripts use two cells
 
-        table = [[escape(column.format(row.get(column.field))) for column in columns] for row in rows]
+        from headwater.events.values import format_value
+
+        formats = [(column.field, column.format or format_value) for column in columns]
+        table = [[escape(format_cell(row.get(field))) for field, format_cell in formats] for row in rows]
         titles = [column.title for column in columns]
         widths = [max(map(cell_len, cells)) for cells in zip(titles, *table, strict=True)]
         room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
@@ -129,7 +135,9 @@ def _write_stdout(data: bytes) -> None:
 
 
 def _encode_json(row: Mapping[str, Any]) -> bytes:
-    return msgspec.json.encode(row, enc_hook=format_plain)
+    from headwater.events.values import format_value
+
+    return msgspec.json.encode(row, enc_hook=format_value)
 
 
 _FIRST_UPDATE: Final = 1.0  # seconds before the first output
@@ -145,6 +153,7 @@ class Progress:
         output: The output of the command.
         step: The name of the operation.
         unit: Formats an amount, for instance `format_bytes`.
+        noun: What is counted, if the unit does not say it; "pipelines" have no rate.
         stream: The stream; stderr if left out.
         clock: A monotonic clock, in seconds.
     """
@@ -155,12 +164,14 @@ class Progress:
         step: str,
         unit: Callable[[int], str] = format_count,
         *,
+        noun: str = "",
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._json = output.json
         self._step = step
         self._unit = unit
+        self._noun = noun
         self._stream = stream or sys.stderr
         self._animated = self._stream.isatty() and not output.json and not output.plain
         self._clock = clock
@@ -169,22 +180,48 @@ class Progress:
         self._samples: deque[tuple[float, int]] = deque([(self._started_at, 0)])
         self._width = 0
 
-    def update(self, done: int, total: int | None = None, at: str = "") -> None:
+    def update(self, done: int, total: int | None = None, at: str = "", detail: str = "") -> None:
         """Report progress.
 
         Args:
             done: Amount done.
             total: Total amount, if known.
             at: The current item.
+            detail: What holds it up.
         """
         now = self._clock()
+        self._add_sample(now, done)
+        if self._is_due(now):
+            self._print(done, total, at, detail)
+
+    def line(self, done: int, total: int | None = None, at: str = "", detail: str = "") -> str:
+        """Returns the line that `update` would print, for a display of the caller."""
+        self._add_sample(self._clock(), done)
+        return f"{self._format_line(done, total, at, self._time_left(done, total))}  {detail}".rstrip()
+
+    def _add_sample(self, now: float, done: int) -> None:
         self._samples.append((now, done))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
             self._samples.popleft()
-        if now - self._started_at < _FIRST_UPDATE or now - self._shown_at < (0.1 if self._animated else _WINDOW):
+
+    def wait(self) -> None:
+        """Report that the step has no amounts, but goes on: shows how long it has taken."""
+        now = self._clock()
+        if not self._is_due(now):
             return
+        passed = now - self._started_at
+        if self._json:
+            facts = {"progress": self._step, "seconds": round(passed, 1)}
+            self._write(msgspec.json.encode(facts).decode())
+        else:
+            self._write(f"{self._step}  {passed:.0f} s")
+
+    def _is_due(self, now: float) -> bool:
+        """Returns whether to print now; if so, the next time is later."""
+        if now - self._started_at < _FIRST_UPDATE or now - self._shown_at < (0.1 if self._animated else _WINDOW):
+            return False
         self._shown_at = now
-        self._print(done, total, at)
+        return True
 
     def close(self) -> None:
         """Erase the bar."""
@@ -199,19 +236,28 @@ class Progress:
         (start, before), (end, after) = self._samples[0], self._samples[-1]
         return (after - before) / (end - start) if end > start else 0.0
 
-    def _print(self, done: int, total: int | None, at: str) -> None:
-        enough = self._samples[-1][0] - self._started_at >= _MIN_SAMPLE
-        left = (total - done) / self.rate if enough and total is not None and self.rate > 0 else None
+    def _print(self, done: int, total: int | None, at: str, detail: str) -> None:
+        left = self._time_left(done, total)
         if self._json:
             facts: dict[str, Any] = {"progress": self._step, "at": at, "done": done, "total": total}
+            facts |= {"detail": detail} if detail else {}
             facts |= {"rate": round(self.rate, 1), "left": None if left is None else round(left, 1)}
-            self._stream.write(msgspec.json.encode(facts).decode() + "\n")
-        elif self._animated:
-            line = self._format_line(done, total, at, left)
+            self._write(msgspec.json.encode(facts).decode())
+        else:
+            self._write(f"{self._format_line(done, total, at, left)}  {detail}".rstrip())
+
+    def _time_left(self, done: int, total: int | None) -> float | None:
+        enough = self._samples[-1][0] - self._started_at >= _MIN_SAMPLE
+        return (total - done) / self.rate if enough and total is not None and self.rate > 0 else None
+
+    def _write(self, line: str) -> None:
+        """Write a line, or replace the one on a terminal, where it must not be wrapped."""
+        if self._animated:
+            line = escape(line)[: _width_of(self._stream)]
             self._stream.write("\r" + line.ljust(self._width))
             self._width = len(line)
         else:
-            self._stream.write(self._format_line(done, total, at, left) + "\n")
+            self._stream.write(f"{line if self._json else escape(line)}\n")
         self._stream.flush()
 
     def _format_line(self, done: int, total: int | None, at: str, left: float | None) -> str:
@@ -220,13 +266,23 @@ class Progress:
             full = min(_BAR, _BAR * done // total)
             bar = f"[{'#' * full}{'.' * (_BAR - full)}] " if self._animated else ""
             parts.append(f"{bar}{100 * done // total} %")
-            parts.append(f"{self._unit(done)} of {self._unit(total)}")
+            parts.append(f"{self._unit(done)} of {self._unit(total)} {self._noun}".rstrip())
         else:
-            parts.append(self._unit(done))
-        parts.append(f"{self._unit(int(self.rate))}/s")
+            parts.append(f"{self._unit(done)} {self._noun}".rstrip())
+        if self._noun != "pipelines":
+            parts.append(f"{self._unit(int(self.rate))}/s")
         if left is not None:
             parts.append(f"{format_duration(left)} left")
         return "  ".join(parts)
+
+
+def _width_of(stream: TextIO) -> int | None:
+    """Returns the characters that fit on a line of a terminal; None if that is unknown."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return None
+    return columns - 1 if columns > 1 else None
 
 
 _OPEN_FIELD: Final = "_open"
@@ -246,47 +302,17 @@ def print_view(output: Output, result: ViewResult) -> None:
         return
     columns = []
     for field in result.table.schema:
-        if field.name == window and not output.terminal:
-            columns += [Column(f"{field.name}.start", "_start"), Column(f"{field.name}.end", "_end")]
-        elif field.name == window:
-            columns.append(Column(_title(output, field.name), field.name, format_window))
-        else:
-            right = str(field.type).startswith(("int", "uint", "float", "double", "decimal"))
-            columns.append(Column(_title(output, field.name), field.name, _format_cell, right=right))
+        right = str(field.type).startswith(("int", "uint", "float", "double", "decimal"))
+        columns.append(Column(_title(output, field.name), field.name, right=right))
     if window:
         columns.append(Column(_title(output, "window"), _OPEN_FIELD))
         for row in rows:
-            row |= {f"_{name}": at for name, at in (row[window] or {}).items()}  # start and end
             row[_OPEN_FIELD] = _WINDOW_STATES[row[_OPEN_FIELD]]
     output.print_rows(columns, rows)
 
 
-def format_window(window: Mapping[str, datetime] | None) -> str:
-    """Returns a window as text; the date is repeated only if it changes, and trailing zeros are left out.
-
-    Example:
-        >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
-        >>> format_window({"start": noon, "end": noon.replace(minute=1)})
-        '2026-01-01 12:00:00 to 12:01:00Z'
-    """
-    if window is None:
-        return ""
-    start, end = window["start"], window["end"]
-    late = _time_of_day(end) if start.date() == end.date() else f"{end:%Y-%m-%d} {_time_of_day(end)}"
-    return f"{start:%Y-%m-%d} {_time_of_day(start)} to {late}Z"
-
-
-def _time_of_day(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%H:%M:%S.%f").removesuffix("000000").rstrip(".")
-
-
 def _title(output: Output, name: str) -> str:
     return name.upper() if output.terminal else name
-
-
-def _format_cell(value: Any) -> str:
-    """Returns a value for a terminal; times without trailing zeros."""
-    return f"{value:%Y-%m-%d} {_time_of_day(value)}Z" if isinstance(value, datetime) else format_plain(value)
 
 
 def confirm(what: str, detail: str, name: str) -> None:
@@ -307,4 +333,4 @@ def confirm(what: str, detail: str, name: str) -> None:
     sys.stderr.write(f"{what}\n{detail}\nType the name to confirm ({name}): ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != name:
-        raise RefusedError("nothing was changed", detail="the name does not match", fix="type it again, or add --yes")
+        raise RefusedError("nothing was changed", detail="the name does not match", fix="add --yes")

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import cyclopts
@@ -16,18 +17,23 @@ import cyclopts
 from headwater.cli.catalogue import Command
 from headwater.errors import UsageError
 
-__all__ = ["run_command"]
+__all__ = ["command_app", "run_command"]
+
+
+def command_app(target: Callable[..., Any], **settings: Any) -> cyclopts.App:
+    """Returns the parser of a command's function; an option that may be repeated has no form that empties it."""
+    repeated = cyclopts.Parameter(negative_iterable=())
+    return cyclopts.App(default_command=target, default_parameter=repeated, version_flags=(), **settings)
 
 
 def run_command(command: Command, tokens: list[str]) -> int:
     """Parse the arguments of a command and run it; returns the exit code."""
     target = getattr(importlib.import_module(command.module), command.function)
     pretty = sys.stdout.isatty() and "--plain" not in tokens
-    app = cyclopts.App(
+    app = command_app(
+        target,
         name=f"headwater {command.name}",
-        default_command=target,
         help=_help_text(target),
-        version_flags=(),
         help_format="plaintext",
         help_formatter="default" if pretty else "plain",
     )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from headwater.client.client import Client, connect
 from headwater.client.consumer import Consumer
+from headwater.client.deletion import Deletion
+from headwater.client.disk_usage import DiskUsage
 from headwater.client.producer import Producer
-from headwater.client.queue import OpenQueue
-from headwater.events import Event, Receipt
+from headwater.client.queue import OpenQueue, PublishOptions
+from headwater.events import Clock, Event, Receipt
 from headwater.events.envelope import Receipts
 from headwater.log import Start, Topic
-from headwater.queues import Message, PublishConfirm, Queue
+from headwater.log.write_batch import EventAttributes
+from headwater.pipelines.declaration import TopicOptions
+from headwater.queues import Message, PublishConfirm, Queue, QueueOptions
 
 __all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncQueue", "connect_async"]
 
@@ -34,8 +39,15 @@ class _Run(Protocol):
     async def __call__(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R: ...
 
 
-def connect_async(where: str | Path | None = None, **options: Any) -> AsyncClient:
-    """Returns an asyncio client; parameters as in `connect`.
+def connect_async(
+    where: str | Path | None = None, *, profile: str | None = None, clock: Clock | None = None
+) -> AsyncClient:
+    """Returns an asyncio client.
+
+    Args:
+        where: A folder, a node's URL or "kafka://host:port"; the profile's log if left out.
+        profile: A profile of headwater.toml or pyproject.toml.
+        clock: The clock, for tests.
 
     Example:
         >>> import asyncio, tempfile
@@ -47,7 +59,7 @@ def connect_async(where: str | Path | None = None, **options: Any) -> AsyncClien
         >>> asyncio.run(main())
         (0, [{'order_id': 'a'}])
     """
-    return AsyncClient(connect(where, **options))
+    return AsyncClient(connect(where, profile=profile, clock=clock))
 
 
 class AsyncClient:
@@ -60,17 +72,29 @@ class AsyncClient:
     async def _run(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **options))
 
-    async def create_topic(self, name: str, type_: object, **options: Any) -> Topic:
-        """Create a topic or update it to this type."""
+    async def create_topic(self, name: str, type_: object, **options: Unpack[TopicOptions]) -> Topic:
+        """Create a topic, or update it to this type and these options."""
         return await self._run(self.client.create_topic, name, type_, **options)
 
-    async def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Any) -> Receipt:
+    async def delete_topic(self, name: str, *, dry_run: bool = False) -> Deletion:
+        """Delete a topic; with `dry_run`, only return what would go."""
+        return await self._run(self.client.delete_topic, name, dry_run=dry_run)
+
+    async def delete_group(self, name: str, topic: str | None = None, *, dry_run: bool = False) -> Deletion:
+        """Delete the committed offsets of a group; with `dry_run`, only return what would go."""
+        return await self._run(self.client.delete_group, name, topic, dry_run=dry_run)
+
+    async def disk_usage(self) -> DiskUsage:
+        """Returns what the data folder holds by part, how long it is kept, and who holds back retention."""
+        return await self._run(self.client.disk_usage)
+
+    async def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Unpack[EventAttributes]) -> Receipt:
         """Send one event and wait until it is as safe as the topic's durability promises."""
         return await self._run(self.client.send, topic, value, key=key, **attributes)
 
-    async def send_many(self, topic: str, rows: Any, *, keys: Any = None) -> Receipts:
+    async def send_many(self, topic: str, rows: Any, *, keys: Any = None, skip_invalid: bool = False) -> Receipts:
         """Send many events at once."""
-        return await self._run(self.client.send_many, topic, rows, keys=keys)
+        return await self._run(self.client.send_many, topic, rows, keys=keys, skip_invalid=skip_invalid)
 
     async def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key from a compacted topic."""
@@ -81,33 +105,59 @@ class AsyncClient:
         return await self._run(self.client.complete, topic)
 
     async def read(
-        self, topic: str, start: Start = "earliest", stop: Start | None = "end", **options: Any
+        self,
+        topic: str,
+        start: Start = "earliest",
+        stop: Start | None = "end",
+        *,
+        partitions: Sequence[int] | None = None,
+        as_: type | None = None,
     ) -> AsyncIterator[Event]:
         """Yields the events of a topic; with `stop=None` it follows without an end."""
-        events = self.client.read(topic, start, stop, **options)
+        events = self.client.read(topic, start, stop, partitions=partitions, as_=as_)
         # A follower takes events one by one: it would wait until a larger chunk is full.
         async for event in _iterate(self._run, events, 1 if stop is None else _CHUNK_SIZE):
             yield event
 
-    def consumer(self, topic: str, *, group: str, **options: Any) -> AsyncConsumer:
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        start: Start = "earliest",
+        timeout: str | timedelta | None = None,
+        session: str | timedelta = "5 minutes",
+    ) -> AsyncConsumer:
         """Returns a member of a consumer group, for `async with`."""
-        return AsyncConsumer(self._run, lambda: self.client.consumer(topic, group=group, **options))
+        open_ = partial(self.client.consumer, topic, group=group, start=start, timeout=timeout, session=session)
+        return AsyncConsumer(self._run, open_)
 
     def producer(self, topic: str, *, id: str | None = None) -> AsyncProducer:
         """Returns a producer, for `async with`."""
         return AsyncProducer(self._run, lambda: self.client.producer(topic, id=id))
 
-    def queue(self, name: str, **options: Any) -> AsyncQueue:
-        """Returns a queue, for `async with`; options as in `Client.queue`."""
-        return AsyncQueue(self._run, lambda: self.client.queue(name, **options))
+    def queue(
+        self,
+        name: str,
+        *,
+        group: str | None = None,
+        as_: type | None = None,
+        prefetch: int = 10,
+        timeout: str | timedelta | None = None,
+    ) -> AsyncQueue:
+        """Returns a queue, for `async with`."""
+        open_ = partial(self.client.queue, name, group=group, as_=as_, prefetch=prefetch, timeout=timeout)
+        return AsyncQueue(self._run, open_)
 
-    async def create_queue(self, name: str, type_: object = None, /, **options: Any) -> Queue:
+    async def create_queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> Queue:
         """Create a queue, or update it to this type and these options."""
         return await self._run(self.client.create_queue, name, type_, **options)
 
-    async def ask(self, subject: str, value: Any = None, **options: Any) -> Any:
+    async def ask(
+        self, subject: str, value: Any = None, *, timeout: float | str | timedelta = 5, as_: type | None = None
+    ) -> Any:
         """Send a request; cancelling the task cancels the request."""
-        request = self.client.request(subject, value, **options)
+        request = self.client.request(subject, value, timeout=timeout, as_=as_)
         try:
             return await self._run(request.answer)
         except asyncio.CancelledError:
@@ -160,9 +210,11 @@ class AsyncConsumer(_AsyncHandle[Consumer]):
 class AsyncProducer(_AsyncHandle[Producer]):
     """Like `Producer`: `await producer.send(...)`, `await producer.flush()`."""
 
-    async def send(self, value: Any, **attributes: Any) -> None:
+    async def send(
+        self, value: Any, *, key: Any = None, sequence: int | None = None, **attributes: Unpack[EventAttributes]
+    ) -> None:
         """Send one event; waits only when the append buffer is full."""
-        await self._run(self._opened.send, value, **attributes)
+        await self._run(self._opened.send, value, key=key, sequence=sequence, **attributes)
 
     async def flush(self) -> list[Receipt]:
         """Wait until everything sent so far is as safe as the topic's durability promises."""
@@ -175,7 +227,7 @@ class AsyncQueue(_AsyncHandle[OpenQueue]):
     A message is the same object as in `OpenQueue`. Its `ack`, `nack` and `reject` are synchronous and short.
     """
 
-    async def publish(self, value: Any, **options: Any) -> PublishConfirm:
+    async def publish(self, value: Any, **options: Unpack[PublishOptions]) -> PublishConfirm:
         """Publish one message and wait until it is as safe as the queue's durability promises."""
         return await self._run(self._opened.publish, value, **options)
 

@@ -10,27 +10,35 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import pyarrow as pa
 
 from headwater.backends import open_log, open_views
+from headwater.capture.change_reader import ChangeReader
 from headwater.client.consumer import Consumer, Lag, OffsetReset, group_lags, open_reader, reset_group
-from headwater.client.producer import EncoderCache, Producer
+from headwater.client.deletion import Deletion, delete_group, delete_topic
+from headwater.client.disk_usage import DiskUsage, measure_disk
+from headwater.client.producer import Producer
 from headwater.client.queue import QueueMethods
+from headwater.client.sender import EventSender, FrameRows, JsonRows, ValueRows, origin_of_caller
 from headwater.client.view import TableReader, View
 from headwater.errors import BadSettingError, HeadwaterError, SourceLocation
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.events.envelope import Receipts
 from headwater.log import EventLog, LogBatch, Start, Topic, WriteBatch
 from headwater.log.protocol import Log
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write_batch import EventAttributes, EventEncoder
+from headwater.pipelines.declaration import TopicOptions
 from headwater.profiles import Profile, read_profile, redact
 from headwater.store import SqlResult
 from headwater.store.views.lag import PipelineLag, pipeline_lags
 from headwater.store.views.view_query import ViewSource
 from headwater.units import duration
+
+if TYPE_CHECKING:
+    from headwater.log.http import HttpLog
 
 __all__ = ["Client", "connect"]
 
@@ -50,19 +58,20 @@ class Client(QueueMethods):
         folder = log.folder if isinstance(log, EventLog) else folder
         super().__init__(folder, queues, clock)
         self.log = log
-        self._encoders = EncoderCache(log, clock)
+        self._sender = EventSender(log, clock)
+        self._encoders = self._sender.encoders
         self._views = views
 
     # -- topics --------------------------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, type_: object, **options: Any) -> Topic:
+    def create_topic(self, name: str, type_: object, **options: Unpack[TopicOptions]) -> Topic:
         """Create a topic, or update an existing one to this type and these options.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
             type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
             options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
-                `idle`, `ahead`, `segment_size`, `values`.
+                `idle`, `ahead`, `segment_size`, `value_format`, `invalid`; see `TopicOptions`.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -88,16 +97,63 @@ class Client(QueueMethods):
         """Returns a topic's definition."""
         return self.log.topic(name)
 
+    def delete_topic(self, name: str, *, dry_run: bool = False) -> Deletion:
+        """Delete a topic with its events and the offsets of its groups; with `dry_run`, only return what would go.
+
+        Programs that have it open get UNKNOWN_TOPIC. A topic that is created again under the name is another one.
+
+        Raises:
+            UnknownTopicError: There is no such topic.
+            RefusedError: A running pipeline or bridge reads it, or a pipeline that exists writes it.
+
+        Example:
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("orders", "order_id string")
+            >>> client.delete_topic("orders").events, client.topics()
+            (0, [])
+        """
+        self._encoders.remove(name)
+        if (remote := _remote_log(self.log)) is not None:
+            return msgspec.convert(remote.delete_topic(name, dry_run=dry_run), Deletion)
+        return delete_topic(self.log, self._known_views(), self._folder, name, dry_run=dry_run)
+
+    def delete_group(self, name: str, topic: str | None = None, *, dry_run: bool = False) -> Deletion:
+        """Delete the committed offsets of a group; retention no longer waits for it.
+
+        Args:
+            name: The group; none of its consumers may be running.
+            topic: The topic; all that the group reads, if left out.
+            dry_run: Only return what would go.
+
+        Raises:
+            UnknownGroupError: There is no such group.
+            RefusedError: A consumer is running, or the group belongs to a pipeline of the running app.
+        """
+        if (remote := _remote_log(self.log)) is not None:
+            return msgspec.convert(remote.groups.delete_group(name, topic, dry_run=dry_run), Deletion)
+        return delete_group(self.log, self._known_views(), self._folder, name, topic, dry_run=dry_run)
+
+    def disk_usage(self) -> DiskUsage:
+        """Returns what the data folder holds by part, how long it is kept, and who holds back retention."""
+        if (remote := _remote_log(self.log)) is not None:
+            return msgspec.convert(remote.transport.json("GET", "/api/disk"), DiskUsage)
+        return measure_disk(self.log, self._clock, self._known_views(), self._folder)
+
+    def _known_views(self) -> ViewSource | None:
+        """Returns the views; None for a Kafka URL, which does not say where they are."""
+        return self.view_source if self._views is not None or isinstance(self.log, EventLog) else None
+
     # -- write ---------------------------------------------------------------------------------------------------
 
-    def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Any) -> Receipt:
+    def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Unpack[EventAttributes]) -> Receipt:
         """Send one event and wait until it is as safe as the topic's durability promises.
 
         Args:
             topic: The topic.
             value: A dict, or an instance of the topic's type.
             key: The key, for topics without a key column; otherwise it fills the key column or must equal it.
-            attributes: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
+            attributes: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`; see `EventAttributes`.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -106,16 +162,21 @@ class Client(QueueMethods):
             >>> client.send("orders", {"order_id": "a"}).offset
             0
         """
-        row = self._encoders.encode(topic, lambda encoder, now: encoder.encode_one(value, now, key, **attributes))
-        return self.log.append_one(topic, row)
+        return self._sender.send_one(
+            topic, lambda encoder, now: encoder.encode_one(value, now, key, **attributes), value, origin_of_caller
+        )
 
-    def send_many(self, topic: str, rows: Any, *, keys: Sequence[Any] | None = None) -> Receipts:
+    def send_many(
+        self, topic: str, rows: Any, *, keys: Sequence[Any] | None = None, skip_invalid: bool = False
+    ) -> Receipts:
         """Send many events at once; those of one partition are appended completely or not at all.
 
         Args:
             topic: The topic.
             rows: Dicts or instances of the topic's type; an Arrow table or batch; a pandas or Polars frame.
             keys: One key per row, for topics without a key column.
+            skip_invalid: Leave invalid rows out in place of refusing the call; their receipts have `refused`. Rows of a
+                topic with `invalid=` are diverted in any case.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -124,11 +185,16 @@ class Client(QueueMethods):
             >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
             2
         """
-        return self._append(topic, lambda encoder, now: encoder.encode_many(rows, keys, now))
+        if hasattr(rows, "__iter__") and not hasattr(rows, "__len__"):
+            rows = list(rows)
+        of: type[ValueRows] | type[FrameRows] = ValueRows if isinstance(rows, list | tuple) else FrameRows
+        return self._sender.send_rows(topic, of(rows, keys), lambda row: origin_of_caller(), skip_invalid=skip_invalid)
 
-    def send_json(self, topic: str, lines: Sequence[bytes]) -> Receipts:
-        """Send events given as JSON objects, one per line."""
-        return self._append(topic, lambda encoder, now: encoder.encode_json(lines, now))
+    def send_json(self, topic: str, lines: Sequence[bytes], *, skip_invalid: bool = False) -> Receipts:
+        """Send events given as JSON objects, one per line; `skip_invalid` is that of `send_many`."""
+        return self._sender.send_rows(
+            topic, JsonRows(lines), lambda row: f"{origin_of_caller()}, line {row + 1}", skip_invalid=skip_invalid
+        )
 
     def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key from a compacted topic by appending a tombstone.
@@ -161,7 +227,9 @@ class Client(QueueMethods):
         return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=self.log.complete(topic))
 
     def _append(self, topic: str, make: Callable[[EventEncoder, int], WriteBatch]) -> Receipts:
-        return self.log.append(topic, self._encoders.encode(topic, make))
+        batch = self._encoders.encode(topic, make)
+        with self._encoders.removed_if_deleted(topic):
+            return self.log.append(topic, batch)
 
     def producer(self, topic: str, *, id: str | None = None) -> Producer:
         """Returns a producer that sends in the background; with an `id`, repeated sends are recognised."""
@@ -279,7 +347,7 @@ class Client(QueueMethods):
     # -- views ---------------------------------------------------------------------------------------------------
 
     def view(self, name: str) -> View:
-        """Returns a view: its rows, one row by key, its history, its changes.
+        """Returns a view: its rows, one row by key, its history, its changes; or a table by its name.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -289,12 +357,32 @@ class Client(QueueMethods):
         """
         return View(self.view_source, self.log, name)
 
+    def capture(self, name: str) -> ChangeReader:
+        """Returns the changes of a captured database as it committed them, also as whole transactions.
+
+        Args:
+            name: The capture, as `headwater capture status` shows it.
+
+        Raises:
+            UnknownTopicError: There is no such capture.
+
+        Example:
+            >>> import headwater as hw, tempfile
+            >>> hw.connect(tempfile.mkdtemp()).capture("shop")
+            Traceback (most recent call last):
+            headwater.errors.UnknownTopicError: UNKNOWN_TOPIC: there is no capture 'shop'
+            ...
+        """
+        return ChangeReader(self.log, name)
+
     def views(self) -> list[str]:
         """Returns the names of all views."""
         return [info.name for info in self.view_source.views() if info.kind == "view"]
 
     def sql(self, text: str, parameters: Sequence[Any] = (), *, limit: int = 1000) -> SqlResult:
-        """Run one SELECT over views and the system views hw_pipelines, hw_batches, hw_late, hw_quarantine.
+        """Run one SELECT over views, tables and the system views hw_pipelines, hw_batches, hw_late, hw_quarantine.
+
+        A table (compacted topic) that the query names is loaded for it, with at most a million rows.
 
         Args:
             text: A query in the SQL of the store (SQLite, PostgreSQL). It cannot write; time and memory are limited.
@@ -341,12 +429,20 @@ def _find_views(log: Log) -> ViewSource:
     if isinstance(log, EventLog):
         return open_views(log)
     from headwater.client.http_views import HttpViews
-    from headwater.log.http import HttpLog
 
-    if not isinstance(log, HttpLog):
+    if (remote := _remote_log(log)) is None:
         what = "a Kafka URL does not say where the views are stored"
         raise BadSettingError(what, fix='hw.connect(profile="…"), with a profile that names log and store')
-    return HttpViews(log.transport)
+    return HttpViews(remote.transport)
+
+
+def _remote_log(log: Log) -> HttpLog | None:
+    """Returns the log if it is a node's."""
+    if isinstance(log, EventLog):
+        return None
+    from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
+
+    return log if isinstance(log, HttpLog) else None
 
 
 def connect(where: str | Path | None = None, *, profile: str | None = None, clock: Clock | None = None) -> Client:
@@ -372,7 +468,7 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
         raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
     address = str(where)
     if address.startswith(("http://", "https://")):
-        from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
+        from headwater.log.http import HttpLog
 
         return Client(HttpLog(address), clock or SystemClock())
     if address.startswith("kafka://"):
@@ -392,7 +488,7 @@ def _connect_profile(profile: Profile, clock: Clock | None) -> Client:
     if profile.log is None and profile.store is None and profile.queues is None:
         return connect(profile.data_folder(), clock=clock)
     folder = Path(profile.data_folder())
-    log = open_log(profile.log.resolve() if profile.log else str(folder), clock)
+    log = open_log(profile.log.resolve() if profile.log else str(folder), clock, data=folder)
     url = profile.store.resolve() if profile.store else None
     queues = profile.queues.resolve() if profile.queues else None
     return Client(log, log.clock, open_views(log, url, folder), folder=folder, queues=queues)

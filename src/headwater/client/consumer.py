@@ -13,7 +13,7 @@ from typing import Any
 from headwater.errors import DamagedError, RefusedError, UnknownGroupError
 from headwater.events import Clock, Event
 from headwater.log import Start
-from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX
+from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX, GroupState
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader, age_of_oldest
 from headwater.units import to_seconds
@@ -26,6 +26,7 @@ __all__ = [
     "group_lags",
     "open_reader",
     "refuse_pipeline_group",
+    "refuse_unknown_group",
     "reset_group",
 ]
 
@@ -217,10 +218,8 @@ def group_lags(log: Log, clock: Clock, group: str | None = None) -> list[Lag]:
     """
     states = log.groups.states()
     wanted = [state for state in states if group in (None, state.group)]
-    if group is not None and not wanted:
-        known = sorted({state.group for state in states})
-        what = f'no group "{group[:100]}"'
-        raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group[:100])
+    if group is not None:
+        refuse_unknown_group(log, group, None, wanted)
     lags = []
     for state in wanted:
         ends = log.ends(state.topic)
@@ -232,6 +231,18 @@ def group_lags(log: Log, clock: Clock, group: str | None = None) -> list[Lag]:
             events = unread[partition] + gone
             lags.append(Lag(state.group, state.topic, partition, committed, bounds.end, behind, gone, owner, events))
     return lags
+
+
+def refuse_unknown_group(log: Log, group: str, topic: str | None, found: Sequence[GroupState]) -> None:
+    """Refuse a group of which nothing was found, on a topic or at all.
+
+    Raises:
+        UnknownGroupError: Nothing was found.
+    """
+    if not found:
+        known = sorted({state.group for state in log.groups.states()})
+        what = f'no group "{group[:100]}"' + (f' on topic "{topic[:100]}"' if topic is not None else "")
+        raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group[:100])
 
 
 def refuse_pipeline_group(group: str) -> None:
@@ -247,8 +258,8 @@ def refuse_pipeline_group(group: str) -> None:
         pipeline = group.removeprefix(PIPELINE_GROUP_PREFIX)
         raise RefusedError(
             f'group "{group}" belongs to pipeline "{pipeline}", which continues from its checkpoint',
-            detail="a view reads events again when it is rebuilt: headwater backfill, or headwater run --rebuild",
-            fix=f"headwater backfill {pipeline}",
+            detail="a view reads events again when it is rebuilt; a stream does not: its rows are events already",
+            fix=f"stop the app; headwater backfill {pipeline}",
             group=group,
             pipeline=pipeline,
         )

@@ -40,7 +40,7 @@ class HttpViews:
         return [_parse_info(document) for document in self._transport.json("GET", "/api/views")["views"]]
 
     def read(self, query: ViewQuery) -> ViewResult:
-        """Returns rows of a view; the node waits until the view includes the events of `after`."""
+        """Returns rows of a view or table; the node waits until the view includes the events of `after`."""
         deadline = time.monotonic() + query.timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
@@ -76,7 +76,7 @@ class HttpViews:
         return self._read_once(ViewQuery(name, limit=0)).definition
 
     def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> SqlResult:
-        """Returns the result of one SELECT over views and system views."""
+        """Returns the result of one SELECT over views, tables and system views."""
         wanted = {"sql": text, "parameters": list(parameters), "limit": limit}
         answer = self._transport.call(
             "POST", "/api/sql", content=msgspec.msgpack.encode(wanted), media=_MSGPACK, wait=10

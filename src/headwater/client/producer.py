@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Unpack
 
-from headwater.errors import BadEventError, HeadwaterError, RefusedError, SequenceGapError
+from headwater.client.sender import EventSender, origin_of_caller
+from headwater.errors import (
+    BadEventError,
+    BadKeyError,
+    FencedError,
+    HeadwaterError,
+    RefusedError,
+    SequenceGapError,
+)
 from headwater.events import Clock, Receipt, partition_of
 from headwater.log import PendingEvent
 from headwater.log.append_buffer import PendingAppend
 from headwater.log.protocol import Log
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write_batch import EventAttributes, EventEncoder
 
-__all__ = ["EncoderCache", "Producer"]
+__all__ = ["Producer"]
 
-R = TypeVar("R")
 _MAX_IN_FLIGHT = 10_000  # events; beyond it, `send` waits for the oldest
-
-
-class EncoderCache:
-    """Encodes values by the type of their topic. Keeps one encoder per topic and replaces it when the type evolves."""
-
-    def __init__(self, log: Log, clock: Clock) -> None:
-        self._log = log
-        self._clock = clock
-        # No lock: if two threads make the encoder of a topic at the same time, either one serves.
-        self._encoders: dict[str, EventEncoder] = {}
-
-    def encode(self, topic: str, make: Callable[[EventEncoder, int], R]) -> R:
-        """Returns what `make` returns for the topic's encoder and the current time in microseconds since 1970."""
-        encoder = self.get(topic)
-        try:
-            return make(encoder, self._clock.micros())
-        except BadEventError:  # the value may fit a version of the type that this process has not seen
-            newest = self._log.topic(topic)
-            if newest.version == encoder.topic.version:
-                raise
-            self._encoders[topic] = EventEncoder(newest)
-            return make(self._encoders[topic], self._clock.micros())
-
-    def get(self, topic: str) -> EventEncoder:
-        """Returns the encoder of a topic."""
-        if topic not in self._encoders:
-            self._encoders[topic] = EventEncoder(self._log.topic(topic))
-        return self._encoders[topic]
-
-    def remove(self, topic: str) -> None:
-        """Remove the encoder of a topic whose definition changed."""
-        self._encoders.pop(topic, None)
 
 
 class Producer:
@@ -58,6 +32,9 @@ class Producer:
     after a lost acknowledgement is recognised. A producer that restarts under its id continues after the last
     sequence number in the log. Each event also names the number sent before it, and the log refuses it if that one
     is missing: of the events of a partition, none is appended after one that failed.
+
+    An id belongs to one live producer. If another one has used a number that this one assigned, `flush` raises
+    `FencedError` for that event, which is not in the log, and this producer sends nothing more.
     """
 
     def __init__(self, log: Log, clock: Clock, encoder: EventEncoder, id: str | None) -> None:
@@ -66,6 +43,7 @@ class Producer:
         self._clock = clock
         self._encoder = encoder
         self._name = encoder.topic.name
+        self._sender = EventSender(log, clock)  # for invalid events
         self._in_flight: deque[tuple[PendingAppend, PendingEvent]] = deque()
         self._receipts: list[Receipt] = []
         self._failure: HeadwaterError | OSError | None = None  # the first since the last flush
@@ -73,21 +51,31 @@ class Producer:
         self._previous = log.last_sequences(self._name, id) if id else []
         self._highest = dict(enumerate(self._previous))
         self._next_partition = 0
+        # Partitions and numbers that this producer assigned: the log has them only if another producer used them.
+        self._assigned: set[tuple[int | None, int]] = set()
+        self._fenced: FencedError | None = None
 
-    def send(self, value: Any, *, key: Any = None, sequence: int | None = None, **attributes: Any) -> None:
+    def send(
+        self, value: Any, *, key: Any = None, sequence: int | None = None, **attributes: Unpack[EventAttributes]
+    ) -> None:
         """Send one event without waiting for its acknowledgement.
 
         Args:
             value: A dict or an instance of the topic's type.
             key: For topics without a key column.
             sequence: The event's sequence number, increasing per partition; the next number if left out.
-            attributes: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
+            attributes: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`; see `EventAttributes`.
 
         Raises:
-            BadEventError: The event does not match the topic's type.
+            BadEventError: The event does not match the topic's type, and the topic has no topic for invalid events.
             RefusedError: An earlier event of a producer with an id failed. `flush` raises its error; then call again.
+            FencedError: Another producer sends under this id.
         """
-        row = self._encoder.encode_one(value, self._clock.micros(), key, **attributes)
+        try:
+            row = self._encoder.encode_one(value, self._clock.micros(), key, **attributes)
+        except (BadEventError, BadKeyError) as error:
+            self._divert(value, error)
+            return
         # Appends are awaited in the order of their sends, so that the receipts of `flush` are in that order, too.
         while self._in_flight and (len(self._in_flight) >= _MAX_IN_FLIGHT or self._in_flight[0][0].done):
             self._await_oldest()
@@ -95,9 +83,19 @@ class Producer:
             self._check_failure()
             self._assign_sequence(row, sequence)
         self._in_flight.append((self._log.begin_append(self._name, row), row))
+        if self.id and sequence is None and not self._log.repeats_appends:
+            self._assigned.add((row.partition, row.sequence))
         if row.partition is not None:  # only now: a number that the log did not accept is not used up
             self._previous[row.partition] = max(row.sequence, self._previous[row.partition])
             self._highest[row.partition] = max(row.sequence, self._highest.get(row.partition, -1))
+
+    def _divert(self, value: Any, error: BadEventError | BadKeyError) -> None:
+        """Divert an invalid event; its receipt comes after those of the events in flight."""
+        origin = f"producer {self.id}" if self.id else origin_of_caller()
+        receipt = self._sender.divert_one(self._name, value, error, origin)
+        while self._in_flight:
+            self._await_oldest()
+        self._receipts.append(receipt)
 
     def flush(self) -> list[Receipt]:
         """Wait for all acknowledgements; returns the receipts since the last flush, in order.
@@ -118,15 +116,38 @@ class Producer:
         """Wait for the oldest event in flight; keeps its receipt, or the error if it is the first."""
         pending, row = self._in_flight.popleft()
         try:
-            self._receipts.append(self._log.await_append(self._name, pending))
+            receipt = self._log.await_append(self._name, pending)
+            self._check_fence(row, receipt)
+            self._receipts.append(receipt)
         except (HeadwaterError, OSError) as error:
             if self._failure is None and _is_forgotten(error, row):
                 self._in_flight.appendleft((pending, row))
                 self._reopen()
             else:
+                # It may be in the log all the same: then a repeat under its number is its own.
+                self._assigned.discard((row.partition, row.sequence))
                 self._failure = self._failure or error
 
+    def _check_fence(self, row: PendingEvent, receipt: Receipt) -> None:
+        """Raise if the log has another producer's event under a number that this producer assigned."""
+        position = row.partition, row.sequence
+        if receipt.duplicate and position in self._assigned:
+            self._fenced = FencedError(
+                f"another producer sends to topic {self._name!r} under the id {self.id!r}",
+                detail=f"sequence {row.sequence} of partition {row.partition} is its event at offset {receipt.offset}; "
+                "the event of this producer was not appended",
+                fix="give each process an id of its own; or end one of them, and open the producer again",
+                producer=self.id,
+                sequence=row.sequence,
+                partition=row.partition,
+                offset=receipt.offset,
+            )
+            raise self._fenced
+        self._assigned.discard(position)
+
     def _check_failure(self) -> None:
+        if self._fenced is not None and self._failure is None:
+            raise self._fenced
         # Another class than the failure's: the caller must not take it for the error of the event it sends now.
         if self._failure is not None:
             raise RefusedError(

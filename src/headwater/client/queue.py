@@ -218,7 +218,8 @@ class QueueMethods:
         Args:
             name: Letters, digits, `.`, `_`, `-`.
             type_: The type of the values; any dict that JSON can represent if left out.
-            options: See `QueueOptions`.
+            options: `groups`, `key`, `ordered`, `retry`, `visibility_timeout`, `ttl`, `deduplication_window`, `limit`,
+                `overload`, `durability`; see `QueueOptions`.
 
         Example:
             >>> import headwater as hw, tempfile

@@ -10,12 +10,14 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 import pyarrow as pa
 
 from headwater.client.consumer import open_reader
+from headwater.errors import RefusedError
 from headwater.events import Change, Event, Position, Receipt, Transaction, key_bytes
 from headwater.events.envelope import Receipts
 from headwater.log import Start
 from headwater.log.protocol import Log
 from headwater.store import ViewTable
 from headwater.store.views.changes import ChangelogReader, read_snapshot, resolve_position, start_offset
+from headwater.store.views.topic_table import CurrentRows
 from headwater.store.views.view_query import ViewQuery, ViewSource, normalize_receipts
 from headwater.units import to_seconds
 
@@ -43,17 +45,11 @@ class TableReader:
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the current rows, in the order their keys first appeared."""
-        return list(self._read_rows().values())
+        return CurrentRows(self._log, self._topic).rows()
 
     def get(self, key: Any) -> dict[str, Any] | None:
         """Returns the current row of a key; None when there is none."""
-        return self._read_rows().get(key_bytes(key))
-
-    def _read_rows(self) -> dict[bytes, dict[str, Any]]:
-        rows: dict[bytes, dict[str, Any]] = {}
-        for event in self._events("end"):
-            _apply(rows, event)
-        return rows
+        return CurrentRows(self._log, self._topic).get(key)
 
     def changes(self, since: Position | None = None, stop: Start | None = "end") -> Iterator[Change]:
         """Yields every change as insert, update or delete with the row before and after.
@@ -134,6 +130,8 @@ class ReadOptions(TypedDict, total=False):
 class View:
     """A table with one row per key, kept up to date by a pipeline. Created by `client.view`.
 
+    A table (compacted topic) is read in the same way, from its topic; it keeps no past and has no windows.
+
     A windowed view also has rows of open windows, which may still change. `open_windows` returns only these,
     `rows(open=False)` only final ones.
 
@@ -197,9 +195,14 @@ class View:
 
         Raises:
             UnknownViewError: There is no such view.
-            RefusedError: The view was rebuilt since that position, so its changes do not continue there.
+            RefusedError: The view was rebuilt since that position, so its changes do not continue there; or this is a
+                table.
         """
-        table = self._definition()
+        found = self._source.read(ViewQuery(self.name, limit=0))
+        if found.kind == "table":
+            what = f'"{self.name}" is a table: its changes are the events of its topic'
+            raise RefusedError(what, fix=f'client.table("{self.name}").changes(), or headwater tail {self.name}')
+        table = found.definition
         if snapshot:
             start = start_offset(self._log, table, "latest")
             yield from read_snapshot(self._log, table, start)

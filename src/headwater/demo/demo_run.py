@@ -20,10 +20,11 @@ from headwater.app import App
 from headwater.client import Client, connect
 from headwater.demo.audit import Audit, PipelineFacts, TopicFacts
 from headwater.demo.producers import PROGRAMS, ProducerJob, SendCounts, produce
-from headwater.errors import HeadwaterError, UnreachableError
+from headwater.errors import BadQueryError, HeadwaterError, UnknownViewError, UnreachableError
 from headwater.events import SystemClock
-from headwater.runner import EngineProcess
+from headwater.runner import INTERRUPT_TIMEOUT, EngineProcess
 from headwater.store.status import EngineStatus, read_engine_status, write_engine_status
+from headwater.store.views.view_query import ViewQuery, ViewResult
 
 __all__ = ["SHOP", "DemoResult", "DemoRun", "DemoSettings"]
 
@@ -55,6 +56,7 @@ SHOP: Final = Path(__file__).with_name("shop.py")
 """The app file of the demo."""
 _RECEIVE_TIMEOUT: Final = 60.0  # seconds for a process to answer, also on a busy machine
 _STOP_TIMEOUT: Final = 15.0  # seconds for a process to exit; the node waits 8 s for requests in progress
+_NEWEST_ROWS: Final = ViewQuery("revenue", order=("-minute", "category"), limit=5)
 _SETTLE_TIMEOUT: Final = 60.0  # seconds in which windows may still close
 _PRELOADED: Final = ["headwater.demo.producers", "headwater.server.node"]
 # Tills send through the node; the other programs open the folder. Both append to the same log.
@@ -177,6 +179,14 @@ class DemoRun:
         """Returns the present state of all pipelines."""
         return self._audit.pipelines()
 
+    def newest_rows(self) -> ViewResult | None:
+        """Returns the newest rows of the view `revenue`; None before its first ones."""
+        try:
+            found = self.client.view_source.read(_NEWEST_ROWS)
+        except (UnknownViewError, BadQueryError):
+            return None
+        return found if found.table.num_rows else None
+
     def engine_status(self) -> EngineStatus:
         """Returns the state of the engine."""
         return read_engine_status(self.folder) or EngineStatus("starting", SystemClock().micros())
@@ -235,17 +245,33 @@ class DemoRun:
             facts = next(now for now in self.pipelines() if now.name == facts.name)
         return compared
 
+    def interrupt(self) -> None:
+        """Stop all processes within some seconds, after Ctrl-C; nothing waits for events that are not processed."""
+        if self._engine is not None:
+            stop = threading.Thread(target=self._engine.interrupt, daemon=True)
+            stop.start()
+            self._stop_children(INTERRUPT_TIMEOUT)
+            stop.join()
+            self._engine = None
+        else:
+            self._stop_children(INTERRUPT_TIMEOUT)
+
     def close(self) -> None:
         """Stop all processes."""
         if self._engine is not None:
             self._engine.stop()
+        self._stop_children(_STOP_TIMEOUT)
+        self.client.close()
+
+    def _stop_children(self, timeout: float) -> None:
         for child in self._children:
             child.pipe.close()
+        deadline = time.monotonic() + timeout
         for child in self._children:
-            child.process.join(_STOP_TIMEOUT)
+            child.process.join(max(0.0, deadline - time.monotonic()))
             if child.process.is_alive():
                 child.process.kill()
-        self.client.close()
+        self._children.clear()
 
     def _spawn(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> _ChildProcess:
         here, there = self._context.Pipe()

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 from headwater.engine.build.inputs import Input
 from headwater.engine.context import EngineContext, QueryManifest
 from headwater.engine.query import OffsetBounds, Query, rebuild_error
-from headwater.errors import StateChangedError
+from headwater.engine.sink.sink import OffsetReport
+from headwater.errors import DataGoneError, HeadwaterError, StateChangedError
+from headwater.events.values import format_moment
 from headwater.log import Start
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.plan import StateVerdict
+from headwater.store.pipeline_registry import EXPIRY, PipelineRecord
 
 __all__ = ["Compatibility", "Rebuild", "ViewVersions", "check_compatibility", "choose_start", "require_compatible"]
 
@@ -122,9 +126,14 @@ QueryFactory = Callable[[int, OffsetBounds | None], Query]
 
 @dataclass(frozen=True)
 class Rebuild:
-    """A request to rebuild a view from the log: from its start, or from a time or offset."""
+    """A request to rebuild a view from the log: from its start, or from a time or offset.
+
+    With `resume` an engine that has ended may have begun it: the unfinished version continues, and a finished rebuild
+    does not begin anew.
+    """
 
     since: Start = "earliest"
+    resume: bool = False
 
 
 class ViewVersions:
@@ -155,26 +164,35 @@ class ViewVersions:
     def next_query(self) -> Query:
         """Returns the query to run: it continues, or it rebuilds the view beside the current version.
 
-        A rebuild that a crash interrupted continues without a request. A request begins anew: the unfinished version
-        may come from a function that failed, or its state may be damaged.
+        A rebuild that a crash interrupted continues without a request. A request begins anew, unless it says to
+        resume: the unfinished version may come from a function that failed, or its state may be damaged.
 
         Raises:
             StateChangedError: The state does not match the definition, and no rebuild was requested.
         """
         query = self._make_query(self.version, None)
         compatibility = _compare_with_last_run(query)
+        expired = next((r for r in self._context.store.pipelines() if r.pipeline == self._name and r.expired_at), None)
+        if expired is not None and not self.rebuilding:
+            compatibility = Compatibility("rebuild")
         unfinished = self._context.versions_after(self._name, self.version)
-        may_resume = unfinished and self.rebuild is None and not compatibility.continues
+        request = self.rebuild
+        may_resume = unfinished and (request.resume if request else not compatibility.continues)
         resumed = self._resume(unfinished[-1]) if may_resume else None
         start = choose_start(
             compatibility,
             query.pipeline.kind,
             rebuilding=self.rebuilding,
-            requested=self.rebuild is not None,
+            requested=request is not None and (not request.resume or bool(unfinished) or not compatibility.continues),
             interrupted=resumed is not None,
         )
         if start != "rebuild":
+            if expired is not None and not compatibility.continues:
+                raise _expired_error(query.pipeline, expired)
             require_compatible(query.pipeline, compatibility)
+            # An unfinished version may yet continue, and then needs its offsets.
+            if not self.rebuilding and not unfinished:
+                self._delete_other_offsets([input_.topic.name for input_ in query.built.inputs])
             return query
         # A new version gets a number that no other one had: a process that still runs a discarded version, here or
         # under another driver, shares no file, table or topic with it.
@@ -217,8 +235,20 @@ class ViewVersions:
             if any(read.end.get(partition, 0) < end for partition, end in self._target[read.topic].items()):
                 return False
         self._context.store.make_current(self._name, self.version)
+        self._delete_other_offsets(self._target)
         self._target = self.rebuild = None
         return True
+
+    def _delete_other_offsets(self, topics: Collection[str]) -> None:
+        """Delete the offsets on topics that only versions before the current one have read."""
+        OffsetReport(self._context.log, self._name).delete_others(topics)
+
+
+def _expired_error(pipeline: Pipeline, record: PipelineRecord) -> HeadwaterError:
+    at = format_moment(datetime.fromtimestamp((record.expired_at or 0) / 1e6, UTC))
+    what = f"{pipeline} was missing from its app for more than {EXPIRY.days} days, and cannot continue"
+    detail = f"its group and checkpoint were removed at {at}, so unread events may be gone; its rows are kept"
+    return rebuild_error(DataGoneError, pipeline, what, detail, expired_at=record.expired_at)
 
 
 def _compare_with_last_run(query: Query) -> Compatibility:

@@ -11,22 +11,26 @@ import ctypes
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from headwater.engine.start_report import StartReport
 from headwater.errors import FencedError, UnreachableError
 from headwater.events import Clock
+from headwater.invocation import Invocation
 from headwater.log.protocol import TimedLog
 from headwater.log.storage.disk import Disk
 from headwater.profiles import redact
-from headwater.store import RetriedEvent, SideOutput, Store
+from headwater.store import RetriedEvent, Store
+from headwater.store.retries import EventPosition
 
 __all__ = ["CheckpointFolder", "EngineContext", "HadoopFolder", "LocalFolder", "QueryDirectory", "QueryManifest"]
 
@@ -54,11 +58,18 @@ class CheckpointFolder(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Replace a file atomically: after a crash it is the old one or the new one."""
 
+    def delete(self, name: str) -> None:
+        """Delete a file or a folder with everything in it, if it exists."""
+
     def remove(self) -> None:
         """Delete the folder with everything in it, if it exists."""
 
     def sync(self) -> None:
         """Return when everything that Spark has written here would survive a power failure."""
+
+
+_Entry: TypeAlias = tuple[str, int, int, int]
+"""Path and inode; of files also the size and the time of the last change in nanoseconds."""
 
 
 class LocalFolder:
@@ -74,6 +85,7 @@ class LocalFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._synced: set[_Entry] | None = None  # at the last sync
 
     @property
     def address(self) -> str:
@@ -99,24 +111,85 @@ class LocalFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         Disk().write_file(path, data)
 
+    def delete(self, name: str) -> None:
+        """Delete a file or a folder with everything in it, if it exists."""
+        path = self.path / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Delete the folder with everything in it, if it exists."""
         # A process of a stopped query may still write here; what it leaves is removed with the next call.
         shutil.rmtree(self.path, ignore_errors=True)
 
     def sync(self) -> None:
-        """Sync the whole file system of this folder to disk; Spark itself never syncs a file."""
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            # One call covers offsets and state files; to sync them one by one would cost far more.
-            libc = ctypes.CDLL(None, use_errno=True)
-            if hasattr(libc, "syncfs"):
-                if libc.syncfs(handle) != 0:
-                    raise OSError(ctypes.get_errno(), "the checkpoint could not be synced")
-            else:
-                os.sync()
-        finally:
-            os.close(handle)
+        """Sync what is new in this folder since the last call; Spark itself never syncs a file."""
+        found = set(_list_entries(self.path))
+        fresh = found if self._synced is None else found - self._synced
+        # The first call knows nothing of earlier processes, and many files cost more than the whole file system.
+        if self._synced is None or len(fresh) > _MAX_SYNCED:
+            _sync_file_system(self.path)
+        else:
+            paths = {path for path, *_ in fresh}
+            _sync_files(sorted(paths | {str(Path(path).parent) for path in paths}))
+        self._synced = found
+
+
+_MAX_SYNCED: Final = 24
+"""The largest number of new files that are synced one by one; more cost as much as the whole file system."""
+_sync_threads: Final = ThreadPoolExecutor(8, thread_name_prefix="headwater-sync")
+
+
+def _list_entries(folder: str | Path) -> Iterator[_Entry]:
+    """Yields all entries below a folder.
+
+    Spark writes most files under a hidden name first, but uploads files of state under their own name while a batch
+    may sync: a file that has changed since is not the one that was synced.
+    """
+    with suppress(FileNotFoundError):  # Spark has removed an old folder meanwhile
+        for entry in os.scandir(folder):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield entry.path, entry.inode(), 0, 0
+                yield from _list_entries(entry.path)
+                continue
+            with suppress(FileNotFoundError):  # Spark has removed an old file meanwhile
+                found = entry.stat()
+                yield entry.path, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _sync_files(paths: Sequence[str]) -> None:
+    """Sync files and folders, concurrently: the disk then writes its journal once for most of them."""
+    for _ in _sync_threads.map(_sync_file, paths):
+        pass
+
+
+def _sync_file(path: str) -> None:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:  # Spark has removed an old file meanwhile
+        return
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sync_file_system(folder: Path) -> None:
+    """Sync everything in the file system of a folder, including what other programs wrote."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if hasattr(libc, "syncfs"):
+            if libc.syncfs(handle) != 0:
+                raise OSError(ctypes.get_errno(), "the checkpoint could not be synced")
+        else:
+            os.sync()
+    finally:
+        os.close(handle)
 
 
 class HadoopFolder:
@@ -159,6 +232,11 @@ class HadoopFolder:
             stream = files.createAtomic(path, True)
             stream.write(data)
             stream.close()
+
+    def delete(self, name: str) -> None:
+        """Delete a file or a folder with everything in it, if it exists."""
+        with self._file_manager(name) as (files, path):
+            files.delete(path)
 
     def remove(self) -> None:
         """Delete the folder with everything in it, if it exists."""
@@ -232,6 +310,7 @@ class QueryDirectory:
         self.checkpoint = self._shared.subfolder("checkpoint")
         self.pacing_file = self._local / "notes"
         self.barrier_file = self._local / "loaded"
+        self.budget_file = self._local / "budget.json"
 
     @property
     def staging_folder(self) -> Path | None:
@@ -264,10 +343,10 @@ class QueryDirectory:
         """Returns the file with the offsets that an input skips; it is written from the store at each start."""
         return self._local / f"skips-{input_}.json"
 
-    def write_skips(self, topics: Mapping[str, str], skipped: Sequence[SideOutput]) -> None:
+    def write_skips(self, topics: Mapping[str, str], skipped: Sequence[EventPosition]) -> None:
         """Write the quarantined events that the inputs skip; `topics` has the topic of each input."""
         for name, topic in topics.items():
-            positions = sorted({(aside.partition, aside.offset) for aside in skipped if aside.topic == topic})
+            positions = sorted({(partition, offset) for of, partition, offset in skipped if of == topic})
             self.skips_file(name).write_bytes(msgspec.json.encode(positions))
 
     def retries_file(self, input_: str) -> Path:
@@ -295,15 +374,19 @@ class EngineContext:
         store: The store that they commit to.
         clock: The source of the current time.
         rows: The approximate number of events in a batch while catching up.
+        batch_size: The limit of bytes of events in a batch.
         stage_above: Workers stage a result that is expected to have more rows than this.
         cores: The number of tasks of a batch.
         wait: The longest wait of an input for events, in seconds.
         checkpoints: A folder that driver and workers can access, for checkpoints; in the data folder, if omitted.
         dry_run_log: In a dry run, the address of the log that a run would use.
+        out_of_memory: Why the last engine ended for lack of memory; empty if it did not.
         jars: A folder with the jars of Spark's Kafka connector; they are fetched, if omitted.
         realtime_batch: The length of a real-time batch, which bounds what runs again after a crash.
         scratch: A folder for isolated queries, such as replays: they write nowhere else and publish nothing.
         owner: The epoch of this driver (see `claim_ownership`); None for isolated queries.
+        invocation: How the app was started; completes the commands in errors.
+        start_report: Records the steps of the start.
     """
 
     data: Path
@@ -311,15 +394,19 @@ class EngineContext:
     store: Store
     clock: Clock
     rows: int = 1_000_000
+    batch_size: int = 64 << 20
     stage_above: int = 200_000
     cores: int = 2
     wait: float = 1.0
     checkpoints: CheckpointFolder | None = None
     dry_run_log: str = ""
+    out_of_memory: str = ""
     jars: str | None = None
     realtime_batch: timedelta = timedelta(seconds=30)
     scratch: Path | None = None
     owner: int | None = None
+    invocation: Invocation = field(default_factory=Invocation)
+    start_report: StartReport = field(default_factory=StartReport)
 
     def claim_ownership(self) -> EngineContext:
         """Open a new epoch for this driver, which fences every earlier driver; returns the context with it."""

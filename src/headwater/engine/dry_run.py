@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headwater.engine.build.build import BuiltQuery
@@ -20,6 +22,7 @@ from headwater.engine.context import CheckpointFolder, EngineContext, LocalFolde
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, UnreachableError
 from headwater.events import SystemClock
+from headwater.invocation import Invocation
 from headwater.log import EventLog
 from headwater.pipelines import Graph, PipelineKind
 from headwater.plan import PipelineCheck
@@ -34,8 +37,10 @@ def dry_run(
     spark: Callable[[], SparkSession],
     checkpoints: CheckpointFolder | None = None,
     log_url: str = "",
+    names: Collection[str] | None = None,
+    invocation: Invocation | None = None,
 ) -> Iterator[PipelineCheck]:
-    """Check all pipelines of an app with Spark, and against the manifests of earlier runs.
+    """Check pipelines of an app with Spark, and against the manifests of earlier runs.
 
     Reads only these manifests, and writes nothing outside a temporary folder.
 
@@ -45,6 +50,8 @@ def dry_run(
         spark: Returns the session.
         checkpoints: The checkpoint folder of earlier runs; in the data folder, if omitted.
         log_url: The address of the log that a run would use; real-time pipelines need one on Kafka.
+        names: The pipelines to check; all, if None. Those upstream run, too: their rows are unknown otherwise.
+        invocation: How the app was called; completes the commands in errors.
     """
     manifests = checkpoints or LocalFolder(data / "engine")
     clock = SystemClock()
@@ -53,26 +60,37 @@ def dry_run(
         EventLog(scratch) as log,
         contextlib.closing(SqlStore(SqliteDialect(Path(scratch, "store")), clock)) as store,
     ):
-        context = EngineContext(log.folder, log, store, clock, wait=0.02, dry_run_log=log_url or log.url)
-        engine = Engine(graph, spark, context)
-        engine.start()
+        context = EngineContext(
+            log.folder,
+            log,
+            store,
+            clock,
+            wait=0.1,
+            dry_run_log=log_url or log.url,
+            invocation=invocation or Invocation(),
+        )
+        names = [pipeline.name for pipeline in graph.pipelines] if names is None else names
+        needed = {each for name in names for each in (name, *graph.upstream(name))}
+        engine = Engine(graph, spark, context, names=needed)
         for topic in graph.topics:  # an idle marker is enough for a batch
+            log.create(topic)
             for partition in log.open_topic(topic.name).partitions:
                 partition.append_idle_marker(clock.micros())
+        engine.start()
         try:
-            for pipeline in graph.pipelines:
-                yield _check_pipeline(engine, pipeline.name, manifests)
+            ran = engine.begin_catch_up()
+            for name in names:
+                yield _check_pipeline(engine, name, ran[name], manifests)
         finally:
             engine.stop()
 
 
-def _check_pipeline(engine: Engine, name: str, manifests: CheckpointFolder) -> PipelineCheck:
-    supervisor = engine.supervisors[name]
+def _check_pipeline(engine: Engine, name: str, ran: Future[None], manifests: CheckpointFolder) -> PipelineCheck:
     try:
-        supervisor.catch_up()
+        ran.result()
+        query = engine.supervisors[name].wait_until_running()
     except HeadwaterError as error:
         return PipelineCheck(name, error=error.problem())
-    query = supervisor.wait_until_running()
     built = query.built
     try:
         compatibility = check_compatibility(
@@ -118,8 +136,17 @@ def _describe_late(built: BuiltQuery) -> Iterator[str]:
         yield "late events are used: no step depends on event time"
 
 
+def _endless_window(built: BuiltQuery) -> str:
+    topic = built.inputs[0].topic
+    times = [field.name for field in topic.schema if pa.types.is_timestamp(field.type)]
+    line = f'app.topic("{topic.name}", …, time="{times[0] if times else "…"}")'
+    return f'"{built.window}" is no window of the event time, so it never closes; its topic names the column: {line}'
+
+
 def _describe_emission(built: BuiltQuery) -> Iterator[str]:
-    if built.marks_final_rows:
+    if built.marks_final_rows and not built.event_time_steps:
+        yield _endless_window(built)
+    elif built.marks_final_rows:
         yield "rows are shown while their window is open, and marked as open"
     if built.mode == "append" and built.stateful:
         yield "rows are shown when they are final"

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Final
 
-__all__ = ["FAILPOINTS", "CrashError", "arm", "failpoint"]
+__all__ = ["FAILPOINTS", "REPLAN_FAILPOINTS", "CrashError", "arm", "failpoint"]
 
 FAILPOINTS: Final = (
     "before-offsets",
@@ -23,6 +23,9 @@ FAILPOINTS: Final = (
 
 The first three are reached in processes of Spark, so `arm` cannot reach them.
 """
+
+REPLAN_FAILPOINTS: Final = ("before-discard", "after-discard")
+"""Reached only when a planned batch is discarded, because it needed too much memory."""
 
 _KILL_AT = os.environ.get("HEADWATER_KILL_AT")
 _armed: set[str] = set()
@@ -41,7 +44,7 @@ def arm(point: str) -> None:
     Raises:
         ValueError: There is no such point, or other processes reach it.
     """
-    here = FAILPOINTS[3:]
+    here = (*FAILPOINTS[3:], *REPLAN_FAILPOINTS)
     if point not in here:
         message = f"no point {point!r}; points: {', '.join(here)}"
         raise ValueError(message)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,29 +24,51 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from headwater.app_file import load_app
+from headwater.app import App
+from headwater.app_file import load_app, reload_app
 from headwater.backends import open_log, open_store, ping_log
 from headwater.backoff import Backoff
-from headwater.config import JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY
+from headwater.captures import bind_captures
+from headwater.config import BATCH_SIZE, DATA, JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY, STATE_MEMORY
+from headwater.diagnostics import write_diagnostics
 from headwater.engine.compatibility import Rebuild
 from headwater.engine.context import CheckpointFolder, EngineContext, HadoopFolder, LocalFolder
 from headwater.engine.dry_run import dry_run
 from headwater.engine.engine import Engine
 from headwater.engine.failpoints import failpoint
+from headwater.engine.memory import record_memory
+from headwater.engine.progress import CatchUp, report_progress
+from headwater.engine.reload.reloader import Reloader
 from headwater.engine.replay import replay
-from headwater.engine.spark.session import Spark, SparkSettings
-from headwater.errors import BadSettingError, HeadwaterError, LockedError, UnreachableError
+from headwater.engine.spark.session import Lifetime, Spark, SparkSettings
+from headwater.engine.start_report import StartReport, render
+from headwater.engine.supervisor import PipelineSupervisor
+from headwater.errors import (
+    BadSettingError,
+    BadTimeError,
+    HeadwaterError,
+    LockedError,
+    SourceLocation,
+    UnreachableError,
+)
 from headwater.events import SystemClock
+from headwater.invocation import Invocation
 from headwater.log.storage.disk import Disk
-from headwater.pipelines import PipelineKind
+from headwater.pipelines import Graph, PipelineKind, Selection
 from headwater.profiles import Profile, read_profile
-from headwater.store.status import EngineStatus, write_engine_status
+from headwater.store.status import EngineStatus, ReloadReport, WorkProgress, take_out_of_memory, write_engine_status
+from headwater.units import size
 
 __all__ = ["main"]
 
+logger = logging.getLogger("headwater.engine")
 T = TypeVar("T")
 _BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(seconds=10))
+_CLEANUP_INTERVAL: Final = 3600.0  # seconds between two removals of side data
+_CATCH_UP_WAIT: Final = 0.2
+"""Seconds that an input waits for events before a query is known to have caught up."""
 _POLL_INTERVAL: Final = 0.5  # seconds between checks for failed pipelines and another driver
+_print_lock = threading.Lock()
 
 
 class EngineCommand(msgspec.Struct, frozen=True):
@@ -56,10 +80,14 @@ class EngineCommand(msgspec.Struct, frozen=True):
         work: "run"; "catch-up", which ends when everything now in the log is committed; "check"; or "replay".
         rebuild: The views to rebuild.
         since: The offset or time, as text, from which a rebuild reads.
-        names: The pipelines to replay; all, if empty.
+        resume: Whether an engine that has ended may have begun the rebuilds.
+        select: Selectors of the pipelines to run, check or replay; all, if empty.
+        exclude: Selectors of the pipelines to leave out.
         rows: The approximate number of events in a batch of a replay; 100,000, if 0.
         profile: The name of the profile; embedded, if empty.
         here: The folder in which the file of profiles is searched.
+        explain_start: Whether the steps of the start are measured and reported.
+        dev: Whether lines on the standard input ask for a "reload" of the app or a "rebuild" of changed views.
     """
 
     app: str
@@ -67,14 +95,36 @@ class EngineCommand(msgspec.Struct, frozen=True):
     work: str = "run"
     rebuild: tuple[str, ...] = ()
     since: str = "earliest"
-    names: tuple[str, ...] = ()
+    resume: bool = False
+    select: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     rows: int = 0
     profile: str = ""
     here: str = ""
+    explain_start: bool = False
+    dev: bool = False
 
     def load_profile(self) -> Profile:
         """Returns the profile, which names log, store and Spark."""
         return read_profile(self.profile or None, Path(self.here or "."))
+
+    def load_app(self, *, again: bool = False) -> App:
+        """Returns the app, with the topics of its captured tables; `again` imports its modules as they are now."""
+        app = reload_app(self.app) if again else load_app(self.app)
+        bind_captures(app, self.load_profile(), Path(self.data))
+        return app
+
+    @property
+    def invocation(self) -> Invocation:
+        """How the app was called, from the folder in which that was."""
+        default = Path(self.data) == Path(self.here or ".", DATA.default).absolute()
+        app = SourceLocation.at(self.app, 1).file
+        return Invocation(app, None if default else self.data, self.profile or None)
+
+    def resolve(self, app: App) -> tuple[Graph, tuple[str, ...]]:
+        """Returns the graph of the app, and the names of the selected pipelines."""
+        graph = app.resolve()
+        return graph, Selection(self.select, self.exclude).names(graph)
 
 
 def main(argument: str) -> int:
@@ -83,33 +133,65 @@ def main(argument: str) -> int:
     data = Path(command.data).absolute()
     if data.exists():
         (data / "engine").mkdir(exist_ok=True)
-        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-        logging.basicConfig(filename=data / "engine" / "engine.log", level=logging.INFO, format=form)
+        write_diagnostics(data / "engine" / "engine.log")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    execute = {"check": _dry_run, "replay": _replay}.get(command.work, _run)
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ended = _stop_event(requests.put)
+    execute = {"check": _dry_run, "replay": _replay}.get(command.work, partial(_run, requests=requests))
+    if command.work != "run":  # nothing but the pipelines of a node is worth stopping gracefully
+        threading.Thread(target=_die_with_parent, args=[ended], name="headwater-end", daemon=True).start()
     try:
-        execute(command, data, _stop_event())
+        execute(command, data, ended)
     except HeadwaterError as error:
+        command.invocation.complete_error(error)
         _print_message({"error": error.problem()})
         return error.exit_code
     return 0
 
 
-def _run(command: EngineCommand, data: Path, ended: threading.Event) -> None:
+def _run(command: EngineCommand, data: Path, ended: threading.Event, requests: queue.SimpleQueue[str]) -> None:
     profile = command.load_profile()
-    spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
+    catches_up = command.work == "catch-up"
+    report = StartReport(command.explain_start)
+    report.record("checked the app and started the engine process")
+    settings = _spark_settings(profile, "batch" if catches_up else "long")
+    spark = Spark(data / "engine", settings, Path(command.app), report)
+    report.on_first_rows = spark.make_archive
     with _lock_data_folder(data), _open_context(profile, data, spark, ended) as context:
-        graph = load_app(command.app).resolve()
-        rebuild = {name: Rebuild(command.since) for name in command.rebuild}
-        engine = Engine(graph, lambda: spark.session, context, rebuild)
+        app = command.load_app()
+        graph, names = command.resolve(app)
+        report.record("loaded the app, opened log and store")
+        wait = _CATCH_UP_WAIT if catches_up else context.wait
+        resumed = replace(
+            context,
+            wait=wait,
+            out_of_memory=take_out_of_memory(data),
+            invocation=command.invocation,
+            start_report=report,
+        )
+        rebuild = {name: Rebuild(command.since, command.resume) for name in command.rebuild}
+        engine = Engine(graph, lambda: spark.session, resumed, rebuild, names, app.name)
+        reloader = None
+        if command.dev:
+            selection = Selection(command.select, command.exclude)
+            load = partial(command.load_app, again=True)
+            reloader = Reloader(engine, spark, Path(command.app), load, graph, selection, requests, _print_reload)
         engine.start()
-        _report_when_running(data, spark)
+        _report_when_running(data, spark, ended)
+        if catches_up or command.rebuild or command.dev:
+            report_progress(CatchUp(engine, rebuilds=command.work == "run"), _print_progress, ended)
+        if reloader is not None:
+            reloader.start()
         try:
-            if command.work == "catch-up":
+            if catches_up:
                 engine.catch_up()
+                _print_start(report)
+                _remove_expired(engine)
             else:
                 _watch(engine, ended)
         finally:
+            if reloader is not None:
+                reloader.stop()
             engine.stop()
             spark.stop()
 
@@ -120,15 +202,37 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
     Raises:
         FencedError: Another driver has taken over the pipelines.
     """
-    reported: set[str] = set()
+    reported: set[PipelineSupervisor] = set()
+    start_report = engine.context.start_report
+    cleaned_at = -_CLEANUP_INTERVAL
     while not ended.wait(_POLL_INTERVAL):
+        if start_report.measures and start_report.has_batches(list(engine.supervisors)):
+            _print_start(start_report)
+        if time.monotonic() - cleaned_at > _CLEANUP_INTERVAL:
+            cleaned_at = time.monotonic()
+            threading.Thread(target=_remove_expired, args=[engine], name="headwater-cleanup", daemon=True).start()
         with contextlib.suppress(LockedError, UnreachableError):  # unknown until the store answers
             engine.context.check_owner()
             engine.take_retries()
         for name, supervisor in engine.supervisors.items():
-            if supervisor.error is not None and name not in reported:
-                reported.add(name)
+            if supervisor.error is not None and supervisor not in reported:
+                reported.add(supervisor)
                 _print_message({"failed": name, "problem": supervisor.error.problem()})
+
+
+def _print_start(report: StartReport) -> None:
+    """Send the steps of the start, if they were measured; once."""
+    if report.measures:
+        report.measures = False
+        for line in render(report.steps):
+            _print_message({"start": line})
+
+
+def _remove_expired(engine: Engine) -> None:
+    try:
+        engine.remove_expired()
+    except (HeadwaterError, OSError):  # it is tried again in an hour
+        logger.exception("side data could not be removed")
 
 
 def _wait_until_reachable(open_: Callable[[], T], data: Path, ended: threading.Event) -> T:
@@ -156,12 +260,36 @@ def _open_context(profile: Profile, data: Path, spark: Spark, ended: threading.E
     log_url = profile.log.resolve() if profile.log else str(data)
     _wait_until_reachable(partial(ping_log, log_url), data, ended)
     is_local = profile.spark.resolve().startswith("local")
-    log = open_log(log_url, index_time=True, cache=data / "engine" / "pages" if is_local else None)
+    pages = data / "engine" / "~pages" if is_local else None
+    log = open_log(log_url, data=data, index_time=True, cache=pages)
     url = profile.store.resolve() if profile.store else None
     open_ = partial(open_store, url, data, log.clock, partial(failpoint, "in-sink-commit"))
     with contextlib.closing(log), contextlib.closing(_wait_until_reachable(open_, data, ended)) as store:
-        cores, checkpoints = _spark_settings(profile).cores, _checkpoint_folder(profile, spark)
-        yield EngineContext(data, log, store, log.clock, cores=cores, checkpoints=checkpoints, jars=profile.jars)
+        settings, checkpoints = _spark_settings(profile), _checkpoint_folder(profile, spark)
+        yield EngineContext(
+            data,
+            log,
+            store,
+            log.clock,
+            batch_size=batch_size(settings),
+            cores=settings.cores,
+            checkpoints=checkpoints,
+            jars=profile.jars,
+        )
+
+
+def batch_size(settings: SparkSettings) -> int:
+    """Returns the limit of bytes of a batch: the setting, or what the heap suffices for.
+
+    Raises:
+        BadSettingError: The setting is no number of bytes.
+    """
+    given = BATCH_SIZE.read()
+    try:
+        return max(1, size(given)) if given else settings.batch_size
+    except BadTimeError:
+        what = f"batch_size is {given!r}, which is no number of bytes"
+        raise BadSettingError(what, fix=f"{BATCH_SIZE.variable}='32 MB'", setting=BATCH_SIZE.name) from None
 
 
 def _checkpoint_folder(profile: Profile, spark: Spark) -> CheckpointFolder | None:
@@ -188,16 +316,17 @@ def _needs_hadoop(profile: Profile) -> bool:
     return profile.checkpoints is not None and profile.checkpoints.scheme not in ("", "file")
 
 
-def _report_when_running(data: Path, spark: Spark) -> None:
-    """Write the engine's status once Spark runs, and watch its Java process from then on."""
+def _report_when_running(data: Path, spark: Spark, ended: threading.Event) -> None:
+    """Write the engine's status once Spark runs; from then on watch its Java process and record the memory."""
 
     def wait() -> None:
         try:
             spark.watch(JAVA_PATIENCE.number())
-            state = EngineStatus("running", SystemClock().micros(), pid=os.getpid())
         except HeadwaterError as error:
-            state = EngineStatus("failed", SystemClock().micros(), error.what, os.getpid())
-        write_engine_status(data, state)
+            write_engine_status(data, EngineStatus("failed", SystemClock().micros(), error.what, os.getpid()))
+            return
+        write_engine_status(data, EngineStatus("running", SystemClock().micros(), pid=os.getpid()))
+        record_memory(spark.session, data, ended)
 
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 
@@ -205,13 +334,13 @@ def _report_when_running(data: Path, spark: Spark) -> None:
 def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch:
         folder = data / "engine" if data.exists() else Path(scratch)  # a plan does not create the data folder
-        spark = Spark(folder, _spark_settings(Profile("embedded")), Path(command.app))
+        spark = Spark(folder, _spark_settings(Profile("embedded"), "short"), Path(command.app))
         profile = command.load_profile()
         checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
         try:
-            graph = load_app(command.app).resolve()
+            graph, names = command.resolve(command.load_app())
             log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
-            for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url):
+            for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url, names, command.invocation):
                 _print_message({"checked": checked})
         finally:
             spark.stop()
@@ -219,8 +348,8 @@ def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
 
 def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> None:
     profile = command.load_profile()
-    spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
-    graph = load_app(command.app).resolve()
+    spark = Spark(data / "engine", _spark_settings(profile, "batch"), Path(command.app))
+    graph, names = command.resolve(command.load_app())
     try:
         with (
             _open_context(profile, data, spark, ended) as context,
@@ -229,41 +358,63 @@ def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> None:
             for pipeline in graph.pipelines:
                 if pipeline.kind is PipelineKind.FILES or pipeline.realtime:
                     continue  # they cannot be compared: rows of files are not read back, real-time mode has no ledger
-                if not command.names or pipeline.name in command.names:
+                if pipeline.name in names:
                     folder = Path(scratch, pipeline.name)
-                    result = replay(spark.session, graph, pipeline, context, folder, command.rows or 100_000)
+                    result = replay(
+                        spark.session, graph, pipeline, context, folder, command.rows or 100_000, _print_progress
+                    )
                     _print_message({"replayed": result})
     finally:
         spark.stop()
 
 
+def _print_progress(progress: WorkProgress) -> None:
+    _print_message({"progress": progress})
+
+
+def _print_reload(report: ReloadReport) -> None:
+    _print_message({"reloaded": report})
+
+
 def _print_message(document: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
-    sys.stdout.flush()
+    with _print_lock, contextlib.suppress(BrokenPipeError):  # the parent has ended
+        sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
+        sys.stdout.flush()
 
 
-def _spark_settings(profile: Profile) -> SparkSettings:
+def _spark_settings(profile: Profile, lifetime: Lifetime = "long") -> SparkSettings:
     cores = SPARK_CORES.number() or os.cpu_count() or 2
     master = profile.spark.resolve()
     master = f"local[{cores}]" if master.startswith("local") else master
-    return SparkSettings(
-        cores, SPARK_MEMORY.read(), master=master, python=profile.python, by_url=_needs_hadoop(profile)
-    )
+    memory, state_memory = SPARK_MEMORY.read(), STATE_MEMORY.number()
+    return SparkSettings(cores, memory, state_memory, lifetime, master, profile.python, _needs_hadoop(profile))
 
 
-def _stop_event() -> threading.Event:
-    """Returns an event that is set when the parent process closes the standard input or sends SIGTERM."""
+def _stop_event(request: Callable[[str], None]) -> threading.Event:
+    """Returns an event that is set when the parent process closes the standard input or sends SIGTERM.
+
+    Args:
+        request: Called with each line of the standard input.
+    """
     ended = threading.Event()
 
     def wait() -> None:
-        while os.read(0, 4096):
-            pass
+        with open(0, "rb", buffering=0, closefd=False) as lines:
+            for line in lines:
+                request(line.decode().strip())
         ended.set()
 
     threading.Thread(target=wait, name="headwater-parent", daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when the engine ends
     return ended
+
+
+def _die_with_parent(ended: threading.Event) -> None:
+    """Kill this process, and Java with it, when its parent has ended: it would go on to the end of its work."""
+    ended.wait()
+    if os.getpgrp() == os.getpid():  # not that of a test
+        os.killpg(0, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -20,10 +20,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater.engine.build.build import BuiltQuery, build
 from headwater.engine.build.inputs import Input, InputOptions
 from headwater.engine.context import EngineContext, QueryManifest
+from headwater.engine.failpoints import failpoint
 from headwater.engine.sink.accounting import ObservedRows
-from headwater.engine.sink.checkpoint import PartitionOffsets, mend, next_offsets
+from headwater.engine.sink.checkpoint import PartitionOffsets, discard_plan, mend, next_offsets
 from headwater.engine.sink.publisher import check_event_sizes, output_topic, publish
 from headwater.engine.sink.sink import Sink
+from headwater.engine.source.batch_budget import BatchBudget
 from headwater.errors import DataGoneError, HeadwaterError
 from headwater.events import to_ddl
 from headwater.log import Topic
@@ -36,9 +38,9 @@ from headwater.store.row_checks import check_rows
 __all__ = ["OffsetBounds", "Query", "check_gap", "rebuild_error"]
 
 logger = logging.getLogger("headwater.engine")
-# Held while one query starts: Spark gives the Python process of an input only ten seconds to start, which several
-# queries at once would exceed.
-_start_lock = threading.Lock()
+# Held while a query starts: Spark gives the Python process of an input only ten seconds to start, which many queries at
+# once would exceed.
+_starting = threading.Semaphore(4)
 
 
 def check_gap(
@@ -101,7 +103,9 @@ def rebuild_error(
     kind: type[HeadwaterError], pipeline: Pipeline, what: str, detail: str, **data: object
 ) -> HeadwaterError:
     """Returns an error that ends a pipeline until its view is rebuilt; other pipelines need another name."""
-    fix = f"headwater run --rebuild {pipeline.name}" if pipeline.kind is PipelineKind.VIEW else "give it another name"
+    fix = "give it another name"
+    if pipeline.kind is PipelineKind.VIEW:
+        fix = f"stop the app; headwater run app.py --rebuild {pipeline.name}"
     return kind(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name, **data)
 
 
@@ -157,12 +161,14 @@ class Query:
             }
             self.topic_ids = {name: log.topic_id(topic) for name, topic in self._topics.items()}
         self.built, self.topic = self._build(spark, inputs, version)
+        context.start_report.record("analysed", pipeline.name)
         self.table = (
             ViewTable(pipeline.name, version, self.built.schema, pipeline.key, self.built.window)
             if pipeline.kind is PipelineKind.VIEW
             else None
         )
         self.failure: BaseException | None = None
+        self.budget = BatchBudget(self.directory.budget_file, context.batch_size)
         self._running: StreamingQuery | None = None
         self._sink: Sink | None = None
         self._newest_retry = 0  # the newest request to retry quarantined events that the inputs know
@@ -181,6 +187,8 @@ class Query:
             {name: str(self.directory.skips_file(name)) for name in self._topics},
             self.starts,
             batch_rows=self._context.rows,
+            batch_size=self._context.batch_size,
+            budget_file=str(self.directory.budget_file),
             cores=self._context.cores,
             max_wait=self._context.wait,
             end_offsets=self.bounds.ends if self.bounds else {},
@@ -220,12 +228,13 @@ class Query:
             log.create(self.topic)
         for topic in self._topics.values():
             log.open_topic(topic)  # on Kafka, this starts tracking event time
-        self.directory.write_skips(self._topics, store.skips(query_id))
+        self.directory.write_skips(self._topics, store.skip_positions(query_id))
         self.take_retries(store.newest_retries())
         last = store.last_entry(query_id)
         # Before the positions are read: a torn plan has none.
         for name in mend(self.directory.checkpoint, last.batch if last else -1):
             logger.warning("%s: %s of the checkpoint was incomplete and is planned again", query_id, name)
+        self._discard_failed_plan(last.batch if last else -1)
         positions = next_offsets(self.directory.checkpoint, list(self.starts), self.starts)
         check_gap(log, self.pipeline, self._topics, positions, self.topic_ids)
         self._check_tombstones(positions)
@@ -243,11 +252,27 @@ class Query:
         )
         writer = self.built.frame.writeStream.outputMode(self.built.mode)
         writer = writer.option("checkpointLocation", self.directory.checkpoint.address)
-        with _start_lock:
+        with _starting:
             self._running = writer.foreachBatch(lambda frame, batch: self._process_batch(sink, frame, batch)).start()
             self._started.set()
             while self._running.isActive and self._running.status["message"] == "Initializing sources":
                 time.sleep(0.05)
+        self._context.start_report.record("started", self.pipeline.name)
+
+    def _discard_failed_plan(self, committed: int) -> None:
+        """Discard the plan of a batch that needed too much memory; Spark plans a smaller one.
+
+        The new epoch is open: no older run commits the batch after the ledger was read.
+        """
+        smaller = self.budget.smaller
+        if smaller is None or smaller.batch is None:
+            return
+        failpoint("before-discard")
+        if discard_plan(self.directory.checkpoint, smaller.batch, committed):
+            text = "%s: batch %d needed too much memory; it is planned again with at most %d bytes"
+            logger.warning(text, self.directory.query_id, smaller.batch, smaller.size)
+        failpoint("after-discard")
+        self.budget.record_discard()
 
     def take_retries(self, newest: Mapping[str, int]) -> None:
         """Pass requests to retry quarantined events to the inputs; their next batch takes new ones.
@@ -295,6 +320,22 @@ class Query:
             check_rows(self.table, rows)
         check_event_sizes(self._context.log, self.topic, self.built, rows)
 
+    def check_values(self, rows: pa.Table, column: str | None) -> None:
+        """Check that the store could hold these rows of an input, if they were rows of the view.
+
+        Args:
+            rows: The rows.
+            column: The column of the view with a value that it cannot hold; None if a key is too large. All columns of
+                the rows are checked if none has that name.
+
+        Raises:
+            BadRowError: It could not hold one of them.
+        """
+        if self.table is not None:
+            suspects = self.table.key if column is None else (column,)
+            names = [name for name in suspects if name in rows.column_names]
+            check_rows(self.table, rows if column is not None and not names else rows.select(names))
+
     def _process_batch(self, sink: Sink, frame: DataFrame, batch: int) -> None:
         """Process a batch, called by Spark; keeps the exception, because Spark passes on only its text."""
         self._started.wait()  # Spark may call before `start` has set `_running`
@@ -304,6 +345,7 @@ class Query:
             self.failure = error
             message = "the batch was not committed"
             raise RuntimeError(message) from error
+        self.budget.record_success()
         self._on_commit()
 
     def wait(self) -> None:

@@ -18,11 +18,12 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from headwater.backoff import Backoff, RestartLimit
+from headwater.engine.batch_division import divide_batch, is_out_of_memory
 from headwater.engine.build.inputs import Input
 from headwater.engine.compatibility import Rebuild, ViewVersions
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import CrashError
-from headwater.engine.quarantine.search import check_failures, find_failing_events
+from headwater.engine.quarantine.search import check_failures, find_failing_events, find_unstorable_events
 from headwater.engine.query import OffsetBounds, Query, rebuild_error
 from headwater.engine.realtime.realtime_query import RealtimeQuery, TaskSlots
 from headwater.engine.sink.stateful_stage import STATE_LOST
@@ -54,6 +55,10 @@ _MAX_FAILURES: Final = 4
 _FAILURE_WINDOW: Final = timedelta(minutes=1)
 _BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=2.5))
 _BUSY_DELAY: Final = 2.0  # seconds
+_MAX_ENDS: Final = 3
+"""How often memory may be short at a batch that cannot be divided, before its pipeline is given up."""
+_MAX_ENGINE_ENDS: Final = 12
+"""The same if the engine ended. The cause may be another pipeline, each of whose halvings is an end of the engine."""
 _STOP_TIMEOUT: Final = 60.0  # seconds
 _PERMANENT_ERRORS: Final = (
     UsageError,
@@ -92,6 +97,8 @@ class Reaction(Enum):
     """Try again without limit: Spark could not start a Python process in time."""
     WAIT_FOR_SLOTS = auto()
     """Try again without limit: other queries occupy Spark's task slots."""
+    DIVIDE = auto()
+    """Plan the batch again with half of its bytes: it needed more memory than Java has."""
     REBUILD = auto()
     """Build the view again from the log: its state is missing or damaged, or it has missed deletions."""
     RETRY = auto()
@@ -117,7 +124,7 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
     """
     if failure is None or isinstance(failure, CrashError):
         return Reaction.RESTART
-    text = str(failure)
+    text = _message(failure)
     if find_bad_row(failure) is not None:
         return Reaction.RETRY
     state_lost = _STATE_LOST.search(text) is not None or _misses_deletions(failure)
@@ -129,6 +136,8 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
         return Reaction.WAIT_FOR_SERVER
     if _WORKER_START_TIMEOUT in text:
         return Reaction.WAIT_FOR_CPU
+    if isinstance(failure, MemoryError) or is_out_of_memory(text):
+        return Reaction.DIVIDE
     if _NO_TASK_SLOT in text:
         return Reaction.WAIT_FOR_SLOTS
     return Reaction.REBUILD if state_lost else Reaction.RETRY
@@ -161,24 +170,58 @@ class PipelineSupervisor:
         self.pipeline = pipeline
         self.error: HeadwaterError | None = None
         """The error after which the pipeline was given up."""
+        self.detail = ""
+        """What it waits for; empty while it runs."""
+        self.is_leaf = is_leaf
         self._spark = spark
         self._resolve_input = resolve_input
         self._context = context
-        self._is_leaf = is_leaf
         self._slots = slots
         self._versions = ViewVersions(context, pipeline.name, self._make_query, rebuild)
         self._restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         self._unreachable_since: float | None = None
         self._unreachable_attempts = 0
+        self._memory_reason = context.out_of_memory
         self._stopping = threading.Event()
         # Guards `_state` and `error`, and is notified after they or `_query` change. It is not held during calls to
         # Spark or the store, so threads that wait here never wait for a batch.
         self._state_changed = threading.Condition()
         self._query: Query | None = None
+        self._prepared: Query | None = None
         self._state: PipelineState = "starting"
         self._thread = threading.Thread(target=self._run, name=f"headwater-{pipeline.name}", daemon=True)
 
     # -- from outside --------------------------------------------------------------------------------------------
+
+    @property
+    def query(self) -> Query | None:
+        """The running query; None while there is none."""
+        return self._query
+
+    @property
+    def rebuilding(self) -> bool:
+        """Whether the view is rebuilt."""
+        return self._versions.rebuilding
+
+    @property
+    def settled(self) -> bool:
+        """Whether its start has come to an end: it runs, waits or was given up."""
+        return self.error is not None or self._state != "starting"
+
+    def prepare(self) -> None:
+        """Make the first query before the start, to learn of errors while another definition of the pipeline runs.
+
+        Raises:
+            HeadwaterError: The pipeline would be given up.
+        """
+        try:
+            self._prepared = self._versions.next_query()
+        except UnreachableError:  # it waits once it is started
+            return
+        except Exception as failure:
+            error = translate_error(failure, self.pipeline)
+            self._context.invocation.complete_error(error)
+            raise error from failure
 
     def start(self) -> None:
         """Start the thread."""
@@ -257,7 +300,8 @@ class PipelineSupervisor:
     def _run_once(self) -> BaseException | None:
         """Run the query until it ends; returns the error that ended it."""
         try:
-            query = self._versions.next_query()
+            query, self._prepared = self._prepared or self._versions.next_query(), None
+            self._divide_after_end(query)
             query.start()
         except (Exception, CrashError) as error:
             return error
@@ -267,6 +311,23 @@ class PipelineSupervisor:
         self._report_state("rebuilding" if self._versions.rebuilding else "running")
         query.wait()
         return query.failure
+
+    def _divide_after_end(self, query: Query) -> None:
+        """Divide the batch that was running when the last engine ended for lack of memory.
+
+        The batch of another pipeline may be the cause. So one that cannot be divided is given up only after it was
+        running many times in a row.
+
+        Raises:
+            BatchTooLargeError: The batch cannot be divided any further.
+        """
+        reason, self._memory_reason = self._memory_reason, ""
+        if not reason or self.pipeline.realtime:
+            return
+        logger.warning("%s: the last engine ended: %s", self.pipeline, reason)
+        error = divide_batch(query, self._context.log, self._context.store)
+        if error is not None and query.budget.record_end() >= _MAX_ENGINE_ENDS:
+            raise error
 
     def _make_query(self, version: int, bounds: OffsetBounds | None) -> Query:
         spark = self._spark()  # before the wait for inputs, so that each pipeline reports a failed start of Spark
@@ -290,7 +351,7 @@ class PipelineSupervisor:
             with contextlib.suppress(UnreachableError):
                 self._context.check_owner()
         view = self.pipeline.kind is PipelineKind.VIEW
-        can_rebuild = view and self._is_leaf and not self._versions.rebuilding
+        can_rebuild = view and self.is_leaf and not self._versions.rebuilding
         reaction = choose_reaction(failure, can_rebuild=can_rebuild)
         delay: float | None = 0.0
         if failure is None or reaction is Reaction.RESTART:
@@ -305,8 +366,8 @@ class PipelineSupervisor:
             self._report_state("waiting", f"{why}; it is rebuilt from the log")
             logger.warning("%s: %s, a rebuild begins: %s", self.pipeline, why, _state_error_line(failure))
             self._versions.rebuild = Rebuild()
-        elif reaction is Reaction.RETRY:
-            delay = 0.0 if self._quarantine_failing_events(failure) else self._retry(failure)
+        elif reaction in (Reaction.DIVIDE, Reaction.RETRY):
+            delay = self._change_batch(failure, reaction)
         else:
             self._give_up(self._permanent_error(failure))
             delay = None
@@ -316,6 +377,33 @@ class PipelineSupervisor:
                 self._state = "starting"
                 self._state_changed.notify_all()
         return delay
+
+    def _change_batch(self, failure: BaseException, reaction: Reaction) -> float | None:
+        """Divide a batch, or quarantine the events that make it fail; if neither helps, retry it as it is."""
+        if reaction is Reaction.DIVIDE:
+            return self._divide(failure)
+        if self._quarantine_failing_events(failure):
+            return 0.0
+        python = is_out_of_memory(_message(failure), python=True)
+        return self._divide(failure) if python else self._retry(failure)
+
+    def _divide(self, failure: BaseException) -> float | None:
+        """Have the batch planned again with half of its bytes; a batch that cannot be divided is retried."""
+        query = self._query
+        if query is None or self.pipeline.realtime:
+            return self._retry(failure)
+        error = divide_batch(query, self._context.log, self._context.store)
+        smaller = query.budget.smaller
+        if error is not None and query.budget.record_end() >= _MAX_ENDS:
+            self._give_up(error)
+            return None
+        if error is not None:
+            return self._retry(failure)
+        if smaller is None or smaller.batch is None:  # no batch was running
+            return self._retry(failure)
+        text = f"a batch needed too much memory; it is planned again with at most {smaller.size:,} bytes"
+        self._report_state("waiting", text)
+        return 0.0
 
     def _wait_for_server(self, error: HeadwaterError) -> float:
         """Report that a broker or database is unreachable; returns the delay, which doubles up to a limit."""
@@ -340,7 +428,7 @@ class PipelineSupervisor:
         return delay
 
     def _permanent_error(self, failure: BaseException) -> HeadwaterError:
-        if not _STATE_LOST.search(str(failure)):
+        if not _STATE_LOST.search(_message(failure)):
             return translate_error(failure, self.pipeline)
         what = f"the state of {self.pipeline} is missing or damaged"
         return rebuild_error(DamagedError, self.pipeline, what, _state_error_line(failure))
@@ -355,14 +443,20 @@ class PipelineSupervisor:
         ours = bad_row is None and (isinstance(failure, HeadwaterError) or source_error(failure) is not None)
         if query is None or ours or self.pipeline.realtime or self._stopping.is_set():
             return False
-        if query.built.before_state is None:  # part of a batch can run alone only up to the first step with state
+        # Part of a batch can run alone only up to the first step with state.
+        has_operators = query.built.sink_stage is not None or bool(query.built.spark_operators)
+        if query.built.before_state is None and bad_row is None:
             return False
-        if bad_row is not None and (query.built.sink_stage is not None or query.built.spark_operators):
-            return False  # the rows before an operator are not yet those that it returns
-        self._report_state("waiting", "searching for the event that makes the function fail")
+        text = "searching for the events on which the function fails"
+        self._report_state("waiting", text)
         try:
-            check = None if bad_row is None else query.check_rows
-            found = find_failing_events(self._spark(), query, self._context, check)
+            if bad_row is not None and (has_operators or query.built.before_state is None):
+                found = find_unstorable_events(query, self._context, bad_row)
+            else:
+                check = None if bad_row is None else query.check_rows
+                found = find_failing_events(
+                    self._spark(), query, self._context, check, lambda done: self._report_search(f"{text}: {done}")
+                )
         except Exception:
             logger.warning("%s: the search for failing events was interrupted", self.pipeline, exc_info=True)
             return False
@@ -376,7 +470,14 @@ class PipelineSupervisor:
             raise error
         return bool(found.failures)
 
+    def _report_search(self, text: str) -> None:
+        if self._stopping.is_set():  # the search would go on for a minute
+            what = "the pipeline is stopped"
+            raise InterruptedError(what)
+        self._report_state("waiting", text)
+
     def _give_up(self, error: HeadwaterError) -> None:
+        self._context.invocation.complete_error(error)
         logger.error("%s has failed: %s", self.pipeline, error)
         with self._state_changed:
             self.error = error
@@ -390,7 +491,7 @@ class PipelineSupervisor:
             self._report_state("running")
 
     def _report_state(self, state: PipelineState, detail: str = "", error: HeadwaterError | None = None) -> None:
-        pipeline = self.pipeline
+        pipeline, self.detail = self.pipeline, detail
         report = PipelineReport(
             pipeline.name,
             self._versions.version,
@@ -418,19 +519,29 @@ class PipelineSupervisor:
             self._state_changed.notify_all()
 
 
+def _message(failure: BaseException) -> str:
+    """Returns the text of an error; only its type if Java, which has the text, has ended."""
+    try:
+        return str(failure)
+    except Exception:
+        return type(failure).__name__
+
+
 def _retry_rules(query: Query | None) -> dict[str, str]:
     """Returns for each topic of a query when its quarantined events can be retried; empty without a query."""
     if query is None or query.pipeline.realtime:
         return {}
-    options = query.built.input_options
-    return {input_.topic.name: options.retry_rule(input_) for input_ in query.built.inputs}
+    built = query.built
+    # A retried event comes after later ones of its key, whose row it would overwrite.
+    rule = "rebuild" if built.overwrites_rows else None
+    return {input_.topic.name: rule or built.input_options.retry_rule(input_) for input_ in built.inputs}
 
 
 def find_bad_row(failure: BaseException) -> BadRowError | None:
     """Returns the error about a row that cannot be stored; a worker that stages rows reports it as text."""
     if isinstance(failure, BadRowError):
         return failure
-    found = _BAD_ROW.search(str(failure))
+    found = _BAD_ROW.search(_message(failure))
     return None if found is None else BadRowError(found[1])
 
 

@@ -219,7 +219,7 @@ class Codec:
         return BadEventError(
             f"{', '.join(where) or 'the event'}: {reason}",
             detail=self._describe_fields(),
-            fix=f"did you mean {near[0]}?" if near else None,
+            fix=near[0] if near else None,
             row=row,
             field=field[:200] or None,
             fields=names[:_MAX_NAMES],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import repeat
 from typing import Any, overload
@@ -115,15 +115,17 @@ class Receipt(msgspec.Struct, frozen=True):
     """The acknowledgement of an event that is in the log, or the reason why it is not.
 
     Attributes:
-        topic: The topic.
-        partition: The partition; -1 if the overload policy dropped the event.
-        offset: The offset; for a duplicate, the offset of the first copy; -1 for a dropped event.
+        topic: The topic; for a diverted event, the topic of invalid events that it went to.
+        partition: The partition; -1 if the event was dropped or refused.
+        offset: The offset; for a duplicate, the offset of the first copy; -1 for a dropped or refused event.
         duplicate: Whether the log already had the event (same producer and sequence number).
         dropped: Why the overload policy dropped the event; None if it was appended.
+        diverted: Why the event is invalid and went to the topic of invalid events; None if it is valid.
+        refused: Why the event is invalid and was left out (`skip_invalid=True`); None if it is valid.
 
     Example:
         >>> Receipt("orders", 2, 41)
-        Receipt(topic='orders', partition=2, offset=41, duplicate=False, dropped=None)
+        Receipt(topic='orders', partition=2, offset=41, duplicate=False, dropped=None, diverted=None, refused=None)
     """
 
     topic: str
@@ -131,6 +133,8 @@ class Receipt(msgspec.Struct, frozen=True):
     offset: int
     duplicate: bool = False
     dropped: str | None = None
+    diverted: str | None = None
+    refused: str | None = None
 
 
 def build_events(
@@ -212,6 +216,8 @@ def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 class Receipts(Sequence[Receipt]):
     """One `Receipt` per row, in row order; stored as arrays, so that receipts of large batches are cheap.
 
+    `invalid` has the receipts of diverted and refused rows by row; there, the arrays have -1.
+
     Example:
         >>> receipts = Receipts("orders", np.array([0, 0]), np.array([7, 8]), np.array([False, False]))
         >>> len(receipts), receipts[1].offset, receipts.duplicates
@@ -223,6 +229,7 @@ class Receipts(Sequence[Receipt]):
     offsets: npt.NDArray[np.int64]
     repeated: npt.NDArray[np.bool_]
     dropped: str | None = None
+    invalid: Mapping[int, Receipt] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -236,9 +243,12 @@ class Receipts(Sequence[Receipt]):
     def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        partition = int(self.partitions[index])  # raises behind the end
+        if self.invalid and (found := self.invalid.get(range(len(self))[index])) is not None:
+            return found
         return Receipt(
             self.topic,
-            int(self.partitions[index]),
+            partition,
             int(self.offsets[index]),
             duplicate=bool(self.repeated[index]),
             dropped=self.dropped,
@@ -248,6 +258,16 @@ class Receipts(Sequence[Receipt]):
     def duplicates(self) -> int:
         """The number of rows that the log already had."""
         return int(self.repeated.sum())
+
+    @property
+    def diverted(self) -> int:
+        """The number of invalid rows that went to the topic of invalid events."""
+        return sum(receipt.diverted is not None for receipt in self.invalid.values())
+
+    @property
+    def refused(self) -> int:
+        """The number of invalid rows that were left out (`skip_invalid=True`)."""
+        return sum(receipt.refused is not None for receipt in self.invalid.values())
 
     @property
     def ends(self) -> dict[int, int]:

@@ -29,6 +29,7 @@ __all__ = [
     "flags_column",
     "format_decimal",
     "format_moment",
+    "format_value",
     "integers_of",
     "is_pydantic_model",
     "is_record",
@@ -187,6 +188,33 @@ def format_moment(value: datetime) -> str:
     if value.tzinfo is None:
         raise ValueError(f"{value.isoformat()} has no time zone")
     return value.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
+def format_value(value: Any) -> str:
+    """Returns a value as text: the form of terminals, pipes and messages, in which scalars are as in JSON.
+
+    Nothing is rounded. A window is `start..end`, a list of scalars has commas, everything else that is nested is JSON.
+
+    Example:
+        >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+        >>> format_value(Decimal("2328.2800")), format_value(noon), format_value(True), format_value(None)
+        ('2328.28', '2026-01-01T12:00:00Z', 'true', '')
+        >>> format_value({"start": noon, "end": noon + timedelta(minutes=1)})
+        '2026-01-01T12:00:00Z..2026-01-01T12:01:00Z'
+        >>> format_value(("a", 1)), format_value([{"a": Decimal("1.0")}])
+        ('a,1', '[{"a":"1"}]')
+    """
+    match value:
+        case None | "":
+            return ""
+        case str() | int() | float() | timedelta():
+            return str(value).lower() if isinstance(value, bool) else str(value)
+        case {"start": datetime() as start, "end": datetime() as end} if len(value) == 2:
+            return f"{format_moment(start)}..{format_moment(end)}"
+        case list() | tuple() if not any(isinstance(item, (Mapping, list, tuple)) for item in value):
+            return ",".join(map(format_value, value))
+    plain = to_json_value(value)
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
 
 
 def to_json_value(value: Any) -> Any:

@@ -5,7 +5,7 @@ with one sync and passes the lead to the next. While the disk works, the next gr
 a waiting sender are appended by the buffer's own thread.
 
 `AppendCounters` counts the outcomes over all processes and across restarts. When nothing waits, `offered =
-appended + duplicate + refused + dropped`.
+appended + duplicate + refused + dropped + diverted`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import struct
+import sys
 import threading
 import zlib
 from collections import Counter, deque
@@ -29,8 +30,19 @@ __all__ = ["COUNTERS", "AppendBuffer", "AppendCounters", "PendingAppend"]
 
 logger = logging.getLogger("headwater.log")
 # The order is the order in the file: append only.
-COUNTERS: Final = ("offered", "appended", "duplicate", "refused", "drop newest", "drop oldest", "drop sampled")
+COUNTERS: Final = (
+    "offered",
+    "appended",
+    "duplicate",
+    "refused",
+    "drop newest",
+    "drop oldest",
+    "drop sampled",
+    "diverted",
+)
 _LAYOUT = struct.Struct(f"<{len(COUNTERS)}qI")
+_NUMBER_BYTES: Final = 8
+_CHECKSUM_BYTES: Final = 4
 
 
 class AppendCounters:
@@ -43,6 +55,8 @@ class AppendCounters:
         3
     """
 
+    _handle = -1
+
     def __init__(self, disk: Disk, path: Path) -> None:
         self.path = path
         self._disk = disk
@@ -54,7 +68,10 @@ class AppendCounters:
         """Add to counters by name; if the disk fails, they are added later: counting never fails an append."""
         with self._mutex:
             self._unwritten.update(increments)
-            self._disk.lock(self._handle)
+            try:
+                self._disk.lock(self._handle)
+            except FileNotFoundError:  # the topic was deleted, and its counters with it
+                return
             try:
                 totals = self._read_totals()
                 for name, number in self._unwritten.items():
@@ -80,14 +97,22 @@ class AppendCounters:
         data = self._disk.read(self._handle, 0, _LAYOUT.size)
         if not data:
             return [0] * len(COUNTERS)
-        if len(data) < _LAYOUT.size or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        numbers, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+        if len(numbers) % _NUMBER_BYTES or zlib.crc32(numbers) != int.from_bytes(checksum, "little"):
             logger.warning("%s: the counters are damaged and restart at 0", self.path)
             return [0] * len(COUNTERS)
-        return list(_LAYOUT.unpack(data)[:-1])
+        # An older version wrote fewer counters.
+        return list(struct.unpack(f"<{len(COUNTERS)}q", numbers.ljust(len(COUNTERS) * _NUMBER_BYTES, b"\0")))
 
     def close(self) -> None:
         """Close the file."""
-        self._disk.close(self._handle)
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            self._disk.close(handle)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
 
 
 def _make_acquired_lock() -> threading.Lock:

@@ -39,10 +39,20 @@ from headwater.log.topic import check_name
 if TYPE_CHECKING:
     from headwater.log.event_log import EventLog, Start
 
-__all__ = ["PIPELINE_GROUP_PREFIX", "Assignment", "FolderGroups", "GroupState", "Membership", "OffsetFile"]
+__all__ = [
+    "BRIDGE_GROUP_PREFIX",
+    "PIPELINE_GROUP_PREFIX",
+    "Assignment",
+    "FolderGroups",
+    "GroupState",
+    "Membership",
+    "OffsetFile",
+]
 
 PIPELINE_GROUP_PREFIX = "hw.pipeline."
 """The groups under which pipelines report their offsets; a pipeline itself resumes from its checkpoint."""
+BRIDGE_GROUP_PREFIX = "hw.feed."
+"""The groups as which bridges read topics, followed by the name of the queue."""
 
 logger = logging.getLogger("headwater.log")
 _RECORD = struct.Struct("<IQqq")  # checksum, number, offset, time
@@ -268,6 +278,7 @@ class FolderGroups:
             self._disk.write(handle, 0, _HEARTBEAT.pack(self._clock.monotonic(), session.total_seconds()))
             with self._lock_group(group, topic) as state:
                 self._create_offsets(group, topic, start)
+                self._offset_file(group, topic).sync()
                 state.retain_members(self._live_members(folder, state), partitions)
                 state.join(member, partitions)
                 self._save_assignment(folder, state)
@@ -318,24 +329,38 @@ class FolderGroups:
             if state.retain_members([m for m in state.members if m != membership.member], partitions):
                 self._save_assignment(folder, state)
 
-    def states(self) -> list[GroupState]:
-        """Returns the state of all groups on all topics."""
+    def states(self, topic: str | None = None) -> list[GroupState]:
+        """Returns the state of all groups on all topics, or on one."""
+        # A deletion that was interrupted leaves offsets on a topic that is gone.
+        topics = set(self._log.topics()) if topic is None else {topic}
+        found = []
+        for group, name in self._known(topic):
+            if name in topics:
+                with contextlib.suppress(UnknownGroupError):  # it was deleted meanwhile
+                    found.append(self.state(group, name))
+        return found
+
+    def _known(self, topic: str | None = None) -> list[tuple[str, str]]:
+        """Returns all groups with the topics they read. A group that was deleted leaves a folder with its lock."""
         return [
-            self.state(group, topic)
+            (group, name)
             for group in self._disk.names(self._folder)
-            for topic in self._disk.names(self._folder / group)
-            if self._offset_file(group, topic).exists()
+            for name in (self._disk.names(self._folder / group) if topic is None else [topic])
+            if self._offset_file(group, name).exists()
         ]
 
-    def topics_by_group(self, prefix: str) -> dict[str, list[str]]:
-        """Returns the topics that each group reads, for groups whose names begin with a prefix."""
-        groups = [name for name in self._disk.names(self._folder) if name.startswith(prefix)]
-        return {group: self._disk.names(self._folder / group) for group in groups}
+    def pipeline_inputs(self) -> dict[str, list[str]]:
+        """Returns the topics that each pipeline reads, by the name of the pipeline."""
+        found: dict[str, list[str]] = {}
+        for group, topic in self._known():
+            if group.startswith(PIPELINE_GROUP_PREFIX):
+                found.setdefault(group.removeprefix(PIPELINE_GROUP_PREFIX), []).append(topic)
+        return found
 
     def state(self, group: str, topic: str) -> GroupState:
         """Returns the state of one group on one topic."""
         if not self._offset_file(group, topic).exists():
-            known = self._disk.names(self._folder)
+            known = sorted({known for known, _ in self._known()})
             raise UnknownGroupError(
                 f'no group "{group}" on topic "{topic}"',
                 detail=f"groups: {', '.join(known)}" if known else "there are no groups yet",
@@ -352,16 +377,9 @@ class FolderGroups:
         Raises:
             RefusedError: A member is running.
         """
-        folder = self.members_folder(group, topic)
-        self._disk.make_folder(folder)
+        self._disk.make_folder(self.members_folder(group, topic))
         with self._lock_group(group, topic) as state:
-            if alive := self._live_members(folder, state):
-                raise RefusedError(
-                    f'group "{group}" has {len(alive)} running members',
-                    detail=f"members: {', '.join(sorted(alive))}",
-                    fix="stop its consumers first",
-                    group=group,
-                )
+            self._refuse_live_members(group, topic, state)
             stored = self._offset_file(group, topic)
             try:
                 self._create_offsets(group, topic, "earliest")
@@ -371,6 +389,62 @@ class FolderGroups:
             stored.write(offsets, self._clock.micros())
             stored.sync()
             self._save_marks(group, topic, offsets)
+
+    def report(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the committed offsets of a group without members, without a sync.
+
+        A power cut may bring an older report back. Retention then keeps more; it syncs a report before it relies on it.
+        """
+        if not self._offset_file(group, topic).exists():
+            self.reset(group, topic, offsets)
+            return
+        try:
+            with self._lock_group(group, topic):
+                self._offset_file(group, topic).write(offsets, self._clock.micros())
+        except DamagedError:
+            self.reset(group, topic, offsets)
+
+    def _refuse_live_members(self, group: str, topic: str, state: Assignment) -> None:
+        if alive := self._live_members(self.members_folder(group, topic), state):
+            raise RefusedError(
+                f'group "{group}" has {len(alive)} running members',
+                detail=f"members: {', '.join(sorted(alive))}",
+                fix="stop its consumers first",
+                group=group,
+            )
+
+    def delete(self, group: str, topic: str | None = None) -> None:
+        """Delete the committed offsets of a group on a topic, or on all; retention then no longer waits for them.
+
+        Raises:
+            UnknownGroupError: There is no such group, or not on this topic.
+            RefusedError: A member is running.
+        """
+        if topic is None:
+            for name in [name for known, name in self._known() if known == group]:
+                self.delete(group, name)
+            return
+        self.state(group, topic)
+        with self._lock_group(group, topic) as state:
+            self._refuse_live_members(group, topic, state)
+            self._remove_offsets(group, topic)
+
+    def remove_topic(self, topic: str) -> None:
+        """Remove a deleted topic from all groups; members that still run are expelled."""
+        for group, _ in self._known(topic):
+            with self._lock_group(group, topic) as state:
+                if topic in self._log.topics():  # it was created again: these are the offsets of its own readers
+                    return
+                self._remove_offsets(group, topic)
+                if state.retain_members([], 0):
+                    self._save_assignment(self.members_folder(group, topic), state)
+
+    def _remove_offsets(self, group: str, topic: str) -> None:
+        # The lock and the generation stay: a process that waits for the lock must find the same file.
+        path = self._path(group, topic, "offsets")
+        self._disk.remove(path)
+        self._disk.remove(self._path(group, topic, "tombstones"))
+        self._disk.sync_folder(path.parent)
 
     def sync_offsets(self, group: str, topic: str) -> None:
         """Make the committed offsets durable, so that retention may remove what is below them."""
@@ -404,7 +478,7 @@ class FolderGroups:
         return OffsetFile(self._disk, self._path(group, topic, "offsets"), group, topic)
 
     def _create_offsets(self, group: str, topic: str, start: Start) -> None:
-        """Write a new group's first offsets durably: a lost later commit then only means reading again."""
+        """Write a new group's first offsets; once they are synced, a lost later commit only means reading again."""
         offsets = self._offset_file(group, topic)
         partitions = self._log.open_topic(topic).definition.partitions
         if not offsets.exists():
@@ -412,7 +486,6 @@ class FolderGroups:
             offsets.create(first, self._clock.micros())
             self._save_marks(group, topic, first)
         offsets.read(partitions)
-        offsets.sync()
 
     def _save_marks(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Write the tombstone marks of partitions that are set to their start, and remove those of the others.

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from headwater.events.envelope import Receipts
 from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.consumer_groups import FolderGroups
+from headwater.log.invalid_events import create_invalid_topic, invalid_topic_of
 from headwater.log.notifier import FileNotifier, Waiter
 from headwater.log.open_topic import OpenTopic, latest_schema_version, load_schema, schema_file_name
 from headwater.log.storage import AnchoredClock, Disk, Partition
@@ -82,12 +83,15 @@ class EventLog:
         ['orders']
     """
 
+    repeats_appends = False
+
     def __init__(self, folder: str | Path, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
         self.folder = Path(folder).absolute()
         self.url = str(self.folder)  # by which another process opens the same log
         self.disk = disk or Disk()
         self.clock: Clock = clock or AnchoredClock(self.disk, self.folder / "clock.json")
         self._open_topics: dict[str, OpenTopic] = {}
+        self._deleted_topics: weakref.WeakSet[OpenTopic] = weakref.WeakSet()
         self._mutex = threading.RLock()  # guards `_open_topics`; re-entrant, since `create` opens topics
         self.disk.make_folder(self.folder / "topics")
         self.id = self._load_id()
@@ -129,6 +133,7 @@ class EventLog:
 
     def topic(self, name: str) -> Topic:
         """Returns a topic's definition under its newest type."""
+        self.release_deleted(name)
         return self.open_topic(name).reload()
 
     def create(self, topic: Topic) -> Topic:
@@ -138,8 +143,11 @@ class EventLog:
             SchemaConflictError: Old events could not be read under the new type.
             TopicExistsError: The partitions, the key or the time column differ.
         """
-        check_name(topic.name)
+        create_invalid_topic(self, topic)
+        if not latest_schema_version(self.disk, self.folder / "topics" / check_name(topic.name)):
+            self.groups.remove_topic(topic.name)  # offsets that an interrupted deletion has left
         with self._file_lock():
+            self.release_deleted(topic.name)
             if topic.name in self.topics():
                 known = self.topic(topic.name)
                 new = merge_definition(known, topic)
@@ -151,11 +159,82 @@ class EventLog:
         """Returns a new topic at version 1; if its folder has events but no definition, its versions continue."""
         folder = self.folder / "topics" / topic.name
         version = latest_schema_version(self.disk, folder)
+        if not version:  # a crash may have interrupted the deletion of an earlier topic
+            self._remove_aside(self._memory_folder / topic.name)
         if not version or not self.disk.exists(folder / "0"):
-            return topic.with_schema(topic.schema, 1)
+            first = self._deleted_versions().get(topic.name, 0) + 1
+            return replace(topic, first_version=first).with_schema(topic.schema, first)
         last = load_schema(self.disk, folder, version)
         schema = merge(last, topic.schema)
         return topic.with_schema(schema, version + (not schema.equals(last, check_metadata=True)))
+
+    def delete(self, name: str) -> None:
+        """Delete a topic with its events and the offsets of its groups.
+
+        Processes that have it open get UNKNOWN_TOPIC. A topic that is created again under the name is another one:
+        its versions continue, so that rows and positions of the deleted topic are recognised.
+
+        Raises:
+            UnknownTopicError: There is no such topic.
+        """
+        folder = self.folder / "topics" / check_name(name)
+        with self._file_lock():
+            if not self.disk.exists(folder / "topic.json"):
+                raise unknown_topic_error(name, self.topics())
+            # Before the topic is gone: a later one must not begin at a version that it had.
+            known = self._deleted_versions()
+            last = max(known.get(name, 0), latest_schema_version(self.disk, folder))
+            self.disk.write_file(self.folder / "deleted.json", msgspec.json.encode(known | {name: last}))
+            with self._lock_partitions(name):
+                self._remove_aside(self._memory_folder / name)
+                self._remove_aside(folder)
+            self.release_deleted(name)
+        self.groups.remove_topic(name)  # without the lock: a member that joins holds the group's and wants the log's
+        self.remove_leftovers()
+
+    def _deleted_versions(self) -> dict[str, int]:
+        """Returns the last version of each deleted topic."""
+        data = self.disk.read_file(self.folder / "deleted.json")
+        return msgspec.json.decode(data, type=dict[str, int]) if data else {}
+
+    @contextlib.contextmanager
+    def _lock_partitions(self, name: str) -> Iterator[None]:
+        """Hold the locks of all partitions of a topic, whose definition and state may be damaged."""
+        with contextlib.ExitStack() as stack:
+            for folder in (self.folder / "topics" / name, self._memory_folder / name):
+                for number in filter(str.isdigit, self.disk.names(folder)):
+                    handle = self.disk.open(folder / number / "lock")
+                    stack.callback(self.disk.close, handle)
+                    self.disk.lock(handle)
+            yield
+
+    def _remove_aside(self, folder: Path) -> None:
+        """Move a folder to where `remove_leftovers` finds it, atomically."""
+        if self.disk.exists(folder):
+            parent = folder.parent
+            aside = parent.with_name("deleted" if parent.name == "topics" else f"{parent.name}-deleted")
+            self.disk.make_folder(aside)
+            self.disk.replace(folder, aside / f"{folder.name}-{os.urandom(8).hex()}")
+            self.disk.sync_folder(parent)
+
+    def remove_leftovers(self) -> None:
+        """Remove the files of deleted topics, also those of a process that died meanwhile."""
+        memory = self._memory_folder
+        for aside in (self.folder / "deleted", memory.with_name(f"{memory.name}-deleted")):
+            for name in self.disk.names(aside):
+                self.disk.remove_folder(aside / name)
+
+    def release_deleted(self, name: str | None = None) -> None:
+        """Forget a topic, or all, that this process has open and that was deleted, and close its segments."""
+        for topic in [self._open_topics.get(name)] if name else list(self._open_topics.values()):
+            if topic is not None and not topic.is_current():
+                self._forget(topic)
+
+    def _forget(self, topic: OpenTopic) -> None:
+        with self._mutex:
+            if self._open_topics.get(topic.folder.name) is topic:
+                del self._open_topics[topic.folder.name]
+                self._deleted_topics.add(topic)  # other threads may use its files: they close with the last of them
 
     @contextlib.contextmanager
     def _file_lock(self) -> Iterator[None]:
@@ -183,15 +262,25 @@ class EventLog:
     def open_topic(self, name: str) -> OpenTopic:
         """Returns the topic with its partitions; each is opened once per process."""
         found = self._open_topics.get(name)  # without the lock: every append and fetch comes here
-        if found is not None:
+        if found is not None and not found.deleted:
             return found
+        if found is not None:
+            self._forget(found)
         with self._mutex:
             if name not in self._open_topics:
                 folder = self.folder / "topics" / check_name(name)
                 if not self.disk.exists(folder / "topic.json"):
                     raise unknown_topic_error(name, self.topics())
-                self._open_topics[name] = OpenTopic(self.disk, self.clock, folder, self._memory_folder)
+                opened = OpenTopic(self.disk, self.clock, folder, self._memory_folder)
+                if not self.disk.exists(folder / "topic.json"):  # it was deleted meanwhile, perhaps before its locks
+                    opened.close_files()
+                    raise unknown_topic_error(name, self.topics())
+                self._open_topics[name] = opened
             return self._open_topics[name]
+
+    def side_topics(self, name: str) -> list[str]:
+        """Returns none: everything of a topic is in its folder."""
+        return []
 
     # -- append --------------------------------------------------------------------------------------------------
 
@@ -211,6 +300,13 @@ class EventLog:
         """Wait for an event passed to `begin_append`."""
         return self.open_topic(name).writer.await_append(pending)
 
+    def divert(self, name: str, batch: WriteBatch) -> Receipts:
+        """Append rows to the topic of a topic's invalid events, and count them as offered to it and diverted."""
+        receipts = self.append(invalid_topic_of(self.topic(name)), batch)
+        counts = {"offered": batch.row_count, "diverted": batch.row_count}
+        self.open_topic(name).writer.counters.add(counts)
+        return receipts
+
     def complete(self, name: str) -> int:
         """Advance the event time of a topic to the present: no more events from before are expected.
 
@@ -228,6 +324,11 @@ class EventLog:
             partition.append_idle_marker(now)
         return now
 
+    def sync(self, name: str) -> None:
+        """Bring all events of a topic to stable storage, whatever its durability."""
+        for partition in self.open_topic(name).partitions:
+            partition.sync()
+
     def check_sizes(self, name: str, batch: WriteBatch) -> None:
         """Check that every event of a batch is within the size limit; appends nothing."""
         self.open_topic(name).writer.check_sizes(batch)
@@ -239,6 +340,7 @@ class EventLog:
 
     def counts(self, name: str) -> dict[str, int]:
         """Returns the append counters of the topic, summed over all processes."""
+        self.release_deleted(name)
         return self.open_topic(name).writer.counters.read()
 
     # -- read ----------------------------------------------------------------------------------------------------
@@ -316,6 +418,7 @@ class EventLog:
 
     def watch(self, name: str, group: str | None = None) -> FileNotifier:
         """Returns a waiter for appends to the topic by any process and for changes of a group."""
+        self.release_deleted(name)
         members = [] if group is None else [self.groups.members_folder(group, name)]
         return FileNotifier([self.open_topic(name).state_file.path, *members])
 
@@ -324,8 +427,16 @@ class EventLog:
         return FileNotifier([self.open_topic(name).state_file.path for name in names])
 
     def topic_id(self, name: str) -> str:
-        """Returns the id that tells a topic from a later one of the same name; empty in this log."""
-        return ""
+        """Returns the id that tells a topic from a later one of the same name; empty for the first."""
+        first = self.topic(name).first_version
+        return str(first) if first > 1 else ""
+
+    def size(self, name: str) -> int:
+        """Returns how many bytes the files of a topic have."""
+        folder = self.folder / "topics" / check_name(name)
+        if not self.disk.exists(folder / "topic.json"):
+            raise unknown_topic_error(name, self.topics())
+        return self.disk.folder_size(folder) + self.disk.folder_size(self._memory_folder / name)
 
     def await_event_time(self, name: str) -> None:
         """Wait until the event time of all present events is known; returns at once in this log."""
@@ -364,8 +475,9 @@ class EventLog:
         self._mutex = threading.RLock()
         if isinstance(self.clock, AnchoredClock):
             self.clock.reset_after_fork()
-        opened, self._open_topics = self._open_topics, {}
-        for topic in opened.values():
+        opened, self._open_topics = [*self._open_topics.values(), *self._deleted_topics], {}
+        self._deleted_topics = weakref.WeakSet()
+        for topic in opened:
             topic.close_files()
         self.groups.close_files()
         self.groups = FolderGroups(self.disk, self.clock, self.folder / "groups", self)
@@ -373,9 +485,10 @@ class EventLog:
     def close(self) -> None:
         """Append what waits in the append buffers and close all files."""
         with self._mutex:
-            for topic in self._open_topics.values():
+            for topic in (*self._open_topics.values(), *self._deleted_topics):
                 topic.close()
             self._open_topics.clear()
+            self._deleted_topics.clear()
 
     def __enter__(self) -> EventLog:
         return self

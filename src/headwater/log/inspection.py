@@ -81,6 +81,9 @@ class FolderInspector:
         """Do nothing: no files are open."""
 
 
+_HISTORY = ("schema", "version", "first_version")  # not options that a user can change
+
+
 def compare_topic(wanted: Topic, existing: TopicInspection) -> tuple[TopicVerdict, list[str]]:
     """Returns what creating a topic would do, and what would change.
 
@@ -104,7 +107,7 @@ def compare_topic(wanted: Topic, existing: TopicInspection) -> tuple[TopicVerdic
         return "refused", [error.what, *str(error.detail or "").splitlines()]
     if existing.definition is None:
         return "declare", [_format_partitions(existing.partitions)]
-    options = [option.name for option in fields(Topic) if option.compare and option.name not in ("schema", "version")]
+    options = [option.name for option in fields(Topic) if option.compare and option.name not in _HISTORY]
     changes = [
         f"{name}: was {_format_value(was)}, would be {_format_value(now)}"
         for name in options

@@ -20,7 +20,7 @@ from headwater.log.append_buffer import AppendCounters
 from headwater.log.batch import LogBatch
 from headwater.log.reader import FrameDecoder
 from headwater.log.storage import Disk, Frame, Partition, StateFile
-from headwater.log.topic import Durability, Topic
+from headwater.log.topic import Durability, Topic, deleted_topic_error
 from headwater.log.topic_writer import TopicWriter
 
 __all__ = ["OpenTopic", "latest_schema_version", "load_schema", "load_topic", "parse_definition", "schema_file_name"]
@@ -117,6 +117,15 @@ class OpenTopic:
         """The definition as this process read it last."""
         return self._decoder.topic
 
+    @property
+    def deleted(self) -> bool:
+        """Whether a call found that the topic was deleted."""
+        return self.state_file.deleted
+
+    def is_current(self) -> bool:
+        """Whether the folder of the log still has this topic, and not none or a later one of its name."""
+        return all(partition.is_current() for partition in self.partitions)
+
     def reload(self) -> Topic:
         """Read the definition again, which another process may have changed, and return it."""
         before, self._decoder = self._decoder, self._load_decoder()
@@ -134,7 +143,7 @@ class OpenTopic:
         path = self.folder / "topic.json"
         data = self._disk.read_file(path)
         if data is None:
-            raise FileNotFoundError(path)
+            raise deleted_topic_error(self.folder.name)
         if data == self._definition_json:
             return self._decoder
         bare = parse_definition(path, data)

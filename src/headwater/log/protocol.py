@@ -41,8 +41,8 @@ class ConsumerGroups(Protocol):
     def leave(self, membership: Membership) -> None:
         """Leave the group and release its partitions."""
 
-    def states(self) -> list[GroupState]:
-        """Returns the state of all groups."""
+    def states(self, topic: str | None = None) -> list[GroupState]:
+        """Returns the state of all groups on all topics, or on one."""
 
     def state(self, group: str, topic: str) -> GroupState:
         """Returns the state of one group."""
@@ -53,9 +53,25 @@ class ConsumerGroups(Protocol):
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the committed offsets of a group."""
 
+    def report(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the committed offsets of a group without members; a crash of the machine may undo it."""
+
+    def delete(self, group: str, topic: str | None = None) -> None:
+        """Delete the committed offsets of a group that has no running member, on one topic or on all."""
+
+
+class PipelineGroups(ConsumerGroups, Protocol):
+    """Consumer groups of a log that pipelines can run on."""
+
+    def pipeline_inputs(self) -> dict[str, list[str]]:
+        """Returns the topics that each pipeline reads, by the name of the pipeline."""
+
 
 class Log(Protocol):
     """Topics that can be appended to and read."""
+
+    repeats_appends: bool
+    """Whether it repeats an append whose outcome is unknown, so that a new event can come back as a repeat."""
 
     @property
     def groups(self) -> ConsumerGroups:
@@ -70,6 +86,15 @@ class Log(Protocol):
     def topic(self, name: str) -> Topic:
         """Returns a topic's definition under its newest type."""
 
+    def delete(self, name: str) -> None:
+        """Delete a topic with its events, side topics and the offsets of its groups."""
+
+    def size(self, name: str) -> int | None:
+        """Returns the size of a topic in bytes; None if the log cannot tell."""
+
+    def side_topics(self, name: str) -> list[str]:
+        """Returns the internal topics that exist only for a topic."""
+
     def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows and wait for the acknowledgement."""
 
@@ -81,6 +106,9 @@ class Log(Protocol):
 
     def await_append(self, name: str, pending: PendingAppend) -> Receipt:
         """Wait for an event passed to `begin_append`."""
+
+    def divert(self, name: str, batch: WriteBatch) -> Receipts:
+        """Append rows to the topic of a topic's invalid events, and count them as offered to it and diverted."""
 
     def complete(self, name: str) -> int:
         """Advance the event time of a topic to the present and return it, in microseconds since 1970."""
@@ -137,6 +165,9 @@ class TimedPartition(Protocol):
     def state(self) -> PartitionEnd:
         """Returns where the partition ends now."""
 
+    def size(self, start: int, end: int) -> int:
+        """Returns the bytes of `[start, end)` in memory, without a walk over the frames; both are frame boundaries."""
+
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
         """Returns the headers of the frames that hold offsets in `[start, end)`."""
 
@@ -170,6 +201,10 @@ class TimedLog(Log, Protocol):
     def clock(self) -> Clock:
         """The clock of the log."""
 
+    @property
+    def groups(self) -> PipelineGroups:
+        """The log's consumer groups."""
+
     def open_topic(self, name: str) -> TimedTopic:
         """Returns a topic as pipelines read it."""
 
@@ -181,6 +216,9 @@ class TimedLog(Log, Protocol):
 
     def check_sizes(self, name: str, batch: WriteBatch) -> None:
         """Raise TooLargeError if an append of this batch would; appends nothing."""
+
+    def sync(self, name: str) -> None:
+        """Bring all events of a topic to stable storage, whatever its durability."""
 
     def await_event_time(self, name: str) -> None:
         """Wait until the event time of all present events of a topic is known."""

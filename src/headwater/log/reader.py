@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headwater.errors import DataGoneError
+from headwater.errors import BadOffsetError, DataGoneError
 from headwater.events import Clock, Codec, storage_schema, upgrade
 from headwater.log.batch import LogBatch
 from headwater.log.storage.frame import Frame, FrameKind, decode_columns
 from headwater.log.tombstones import check_tombstones
-from headwater.log.topic import Topic
+from headwater.log.topic import Topic, replaced_topic_error
 
 if TYPE_CHECKING:
     from headwater.log.protocol import Log
@@ -80,7 +80,8 @@ class TopicReader:
         marks: What `TombstoneHorizon.fresh` was when a partition was begun at its start, per partition.
 
     Raises:
-        DataGoneError: Compaction has removed tombstones that are not read yet; also raised by `next`.
+        DataGoneError: Compaction has removed tombstones that are not read yet, or the topic was deleted and created
+            again; also raised by `next`.
     """
 
     def __init__(
@@ -98,7 +99,9 @@ class TopicReader:
         self._topic = topic
         self._stops = stops
         self._group = group
-        self._compacted = log.topic(topic).compact
+        definition = log.topic(topic)
+        self._compacted = definition.compact
+        self._first_version = definition.first_version
         horizons = log.tombstone_horizons(topic)
         check_tombstones(topic, horizons, self.positions, self.marks)
         # At offset 0 nothing was read yet.
@@ -110,7 +113,7 @@ class TopicReader:
         wanted = self._open_positions()
         if not wanted:
             return []
-        found = self._log.fetch(self._topic, wanted, max_bytes=max_bytes, timeout=timeout, waiter=self._waiter)
+        found = self._fetch(wanted, max_bytes, timeout)
         if self._compacted:
             check_tombstones(self._topic, self._log.tombstone_horizons(self._topic), wanted, self.marks)
         for batch in found:
@@ -124,6 +127,20 @@ class TopicReader:
             for batch in found
             for stop in [self._stops[batch.partition]]
         ]
+
+    def _fetch(self, wanted: Mapping[int, int], max_bytes: int, timeout: float) -> list[LogBatch]:
+        try:
+            found = self._log.fetch(self._topic, wanted, max_bytes=max_bytes, timeout=timeout, waiter=self._waiter)
+        except BadOffsetError:
+            self._check_same_topic(self._log.topic(self._topic))
+            raise
+        for batch in found:
+            self._check_same_topic(batch.topic)
+        return found
+
+    def _check_same_topic(self, topic: Topic) -> None:
+        if topic.first_version != self._first_version:
+            raise replaced_topic_error(topic.name)
 
     def _open_positions(self) -> dict[int, int]:
         if self._stops is None:

@@ -60,7 +60,7 @@ def check_tombstones(
             raise DataGoneError(
                 f"deletions at offsets {at} to {horizon.until - 1} of {topic}/{number} are gone",
                 detail="compaction removed tombstones that this reader has not read: rows that it knows may be deleted",
-                fix='read the topic anew: start="earliest", or headwater reset GROUP --to earliest',
+                fix='read the topic anew: start="earliest", or headwater reset GROUP --topic TOPIC --to earliest',
                 topic=topic,
                 partition=number,
                 first=at,

@@ -24,6 +24,7 @@ from headwater.errors import (
     BadKeyError,
     BadNameError,
     BadSettingError,
+    DataGoneError,
     RefusedError,
     SourceLocation,
     TimeColumnMissingError,
@@ -50,6 +51,7 @@ __all__ = [
     "check_name",
     "check_name_clash",
     "check_producer",
+    "deleted_topic_error",
     "drop",
     "external_time_error",
     "merge_definition",
@@ -57,6 +59,7 @@ __all__ = [
     "normalize_name",
     "parse_choice",
     "parse_overload",
+    "replaced_topic_error",
     "too_large_error",
     "unknown_topic_error",
 ]
@@ -173,6 +176,8 @@ class ValueFormat(StrEnum):
     """Avro binary encoding; the schema is stored with the topic's definition."""
     ARROW = "arrow"
     """An Arrow IPC stream per record, with the schema and one row."""
+    DEBEZIUM = "debezium"
+    """Debezium's envelope as JSON, for topics of changes: Debezium writes them, or its consumers read them."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,8 @@ class Topic:
     `version` is the schema's number in the topic's history, 0 until a log knows the topic. With
     `external_time`, only idle markers advance the event time: the writer keeps it. `given` names the
     options the user wrote; only those change an existing topic. A topic with a `device_clock` has no `time`
-    column: the corrected time is computed when an event arrives, and stored with it.
+    column: the corrected time is computed when an event arrives, and stored with it. Versions below
+    `first_version` belong to deleted topics of this name.
     """
 
     name: str
@@ -253,6 +259,8 @@ class Topic:
     segment_size: int = 64 << 20
     external_time: bool = False
     value_format: ValueFormat = ValueFormat.JSON
+    invalid: str | None = None
+    first_version: int = 1
     location: SourceLocation | None = field(default=None, compare=False)
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -265,14 +273,15 @@ class Topic:
             type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
             location: File and line of the declaration.
             options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
-                `idle`, `ahead`, `segment_size`, `external_time`, `value_format`; durations and sizes may be text.
+                `idle`, `ahead`, `segment_size`, `external_time`, `value_format`, `invalid`; durations and sizes may be
+                text.
 
         Example:
             >>> topic = Topic.declare("orders", "order_id string, at timestamp", time="at", lateness="1 minute")
             >>> topic.lateness, topic.partitions
             (datetime.timedelta(seconds=60), 1)
         """
-        known = set(cls.__dataclass_fields__) - {"name", "schema", "version", "location", "given"}
+        known = set(cls.__dataclass_fields__) - {"name", "schema", "version", "first_version", "location", "given"}
         if unknown := sorted(set(options) - known):
             what = f"topic {name!r} has no option {unknown[0]!r}"
             raise BadSettingError(what, detail=f"options: {', '.join(sorted(known))}", location=location)
@@ -297,8 +306,19 @@ class Topic:
             self._check_time(self.time)
         if self.device_clock is not None:
             self._check_device_clock(self.device_clock)
+        self._check_value_format()
+        self._check_invalid()
+
+    def _check_value_format(self) -> None:
         if self.value_format is ValueFormat.AVRO:
             to_avro(self.schema, self.name)
+        if self.value_format is ValueFormat.DEBEZIUM and change_row_schema(self.schema) is None:
+            what = "values in Debezium's envelope, whose type is not one of changes"
+            raise self._setting_error(what, "use hw.changes(…) as its type")
+
+    def _check_invalid(self) -> None:
+        if self.invalid is not None and check_name(self.invalid) == self.name:
+            raise self._setting_error("the topic of its invalid events is itself", f'invalid="{self.name}.invalid"')
 
     def _check_time(self, column: str) -> None:
         times = [field.name for field in self.schema if pa.types.is_timestamp(field.type)]
@@ -374,6 +394,10 @@ class Topic:
         }
         if self.device_clock is not None:
             fields["device_clock"] = _durations_to_seconds(asdict(self.device_clock))
+        if self.invalid is not None:
+            fields["invalid"] = self.invalid
+        if self.first_version > 1:
+            fields["first_version"] = self.first_version
         return msgspec.json.format(msgspec.json.encode(fields), indent=2)
 
     @classmethod
@@ -452,11 +476,42 @@ def unknown_topic_error(name: str, known: Sequence[str]) -> UnknownTopicError:
         >>> unknown_topic_error("order", ["orders"]).fix
         'orders'
     """
-    near = near_names(name, known) or list(known[:5])
+    near = near_names(name, known)
+    listed = near or list(known[:5])
     return UnknownTopicError(
         f'no topic "{name}"',
-        detail=f"topics: {', '.join(near)}" if near else "there are no topics yet",
-        fix=near[0] if near else 'client.create_topic("orders", Order)',
+        detail=f"topics: {', '.join(listed)}" if listed else "there are no topics yet",
+        fix=near[0] if near else "headwater topics" if known else 'client.create_topic("orders", Order)',
+        topic=name,
+    )
+
+
+def deleted_topic_error(name: str, *, replaced: bool = False) -> UnknownTopicError:
+    """Returns the error for a topic that was deleted while a program had it open.
+
+    Example:
+        >>> deleted_topic_error("orders").what
+        'topic "orders" was deleted'
+    """
+    if not replaced:
+        return UnknownTopicError(f'topic "{name}" was deleted', fix="headwater topics", topic=name)
+    what = f'topic "{name}" was deleted and created again'
+    return UnknownTopicError(
+        what, detail="the event was made for the deleted topic; nothing was appended", fix="open it again", topic=name
+    )
+
+
+def replaced_topic_error(name: str) -> DataGoneError:
+    """Returns the error for a reader at a position in a deleted topic whose name another topic has now.
+
+    Example:
+        >>> replaced_topic_error("orders").what
+        'topic "orders" was deleted and created again'
+    """
+    return DataGoneError(
+        f'topic "{name}" was deleted and created again',
+        detail="the position of this reader was in the deleted topic; its unread events are gone",
+        fix='open it again; client.read(topic, start="earliest") reads the new topic from its start',
         topic=name,
     )
 
@@ -479,6 +534,7 @@ def missing_key_error(topic: Topic, name: str, row: int) -> BadKeyError:
         detail=f'topic "{topic.name}" is keyed by {", ".join(topic.key)}',
         topic=topic.name,
         row=row,
+        field=name,
     )
 
 
@@ -549,7 +605,7 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
         parsed["overload"] = parse_overload(parsed["overload"] or Overload())
     if not isinstance(parsed.get("retention", Retention()), Retention):
         parsed["retention"] = Retention.of(parsed["retention"])
-    return {name: value for name, value in parsed.items() if value is not None or name == "time"}
+    return {name: value for name, value in parsed.items() if value is not None or name in ("time", "invalid")}
 
 
 def _durations_to_seconds(fields: dict[str, Any]) -> dict[str, Any]:

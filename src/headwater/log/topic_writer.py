@@ -19,10 +19,16 @@ from headwater.events import Clock, Codec, Receipt, key_bytes, keys_of, partitio
 from headwater.events.envelope import Receipts
 from headwater.log.append_buffer import AppendBuffer, AppendCounters, PendingAppend
 from headwater.log.storage import AppendResult, Partition
-from headwater.log.topic import MAX_EVENT_BYTES, Topic, check_producer, missing_key_error, too_large_error
-from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, coalesce
+from headwater.log.topic import (
+    MAX_EVENT_BYTES,
+    Topic,
+    check_producer,
+    deleted_topic_error,
+    too_large_error,
+)
+from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, check_key, coalesce
 
-__all__ = ["Run", "TopicWriter", "check_key", "group_by_producer", "group_runs", "write_run"]
+__all__ = ["Run", "TopicWriter", "group_by_producer", "group_runs", "write_run"]
 
 _MAX_FRAME_BYTES: Final = 16 << 20  # a reader holds a whole frame in memory
 
@@ -70,21 +76,6 @@ def write_run(run: Run, write: Callable[[Run], None]) -> None:
         write_run(run[len(run) // 2 :], write)
 
 
-def check_key(topic: Topic, codec_of: Callable[[int], Codec], rows: Rows) -> Sequence[Any]:
-    """Returns the key columns of a batch, or the key fields of an event; raises if one is missing."""
-    if isinstance(rows, PendingEvent):
-        fields = codec_of(rows.version).field_values(rows.struct, topic.key)
-        for name, field in zip(topic.key, fields, strict=True):
-            if field is None:
-                raise missing_key_error(topic, name, 0)
-        return fields
-    columns = [rows.values.column(name) for name in topic.key]
-    for name, column in zip(topic.key, columns, strict=True):
-        if column.null_count:
-            raise missing_key_error(topic, name, column.is_null().index(True).as_py())
-    return columns
-
-
 class TopicWriter:
     """Appends to the partitions of one topic, from all threads of this process.
 
@@ -119,6 +110,7 @@ class TopicWriter:
 
     def append(self, batch: WriteBatch) -> Receipts:
         """Append a batch; returns when it is as safe as the topic's durability promises."""
+        self._check_version(batch)
         if batch.producer:
             check_producer(batch.producer)
         content, order = self._assign_partitions(self._resolve(batch))
@@ -152,7 +144,12 @@ class TopicWriter:
 
     # -- before the append buffer --------------------------------------------------------------------------------
 
+    def _check_version(self, rows: Rows) -> None:
+        if 0 < rows.version < self.definition.first_version:  # by an encoder of a deleted topic
+            raise deleted_topic_error(self.definition.name, replaced=True)
+
     def _prepare(self, event: PendingEvent) -> PendingAppend:
+        self._check_version(event)
         if event.producer:
             check_producer(event.producer)
         partition = self._choose_partition(event) if event.partition is None else event.partition

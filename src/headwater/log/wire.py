@@ -204,7 +204,7 @@ def unpack_receipts(topic: str, data: bytes) -> Receipts:
     Example:
         >>> sent = Receipts("orders", np.array([0, 2]), np.array([7, 8]), np.array([True, False]))
         >>> unpack_receipts("orders", pack_receipts(sent))[0]
-        Receipt(topic='orders', partition=0, offset=7, duplicate=True, dropped=None)
+        Receipt(topic='orders', partition=0, offset=7, duplicate=True, dropped=None, diverted=None, refused=None)
     """
     rows, why = _COUNTS.unpack_from(data)
     partitions, offsets, repeated = (_COUNTS.size + rows * width for width in (0, 4, 12))
@@ -242,6 +242,6 @@ def unpack_frames(data: bytes) -> Iterator[tuple[int, Frame, memoryview]]:
             whole = view[at : at + frame.length] if frame else view[:0]
             if frame is None or len(whole) < frame.length or frame.body(whole) is None:
                 what = f"a batch of partition {partition} was damaged in transit"
-                raise DamagedError(what, fix="read again; headwater verify checks the disk", partition=partition)
+                raise DamagedError(what, fix="read again, and check the disk: headwater verify", partition=partition)
             yield partition, frame, whole
             at += frame.length

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
@@ -32,11 +32,21 @@ from headwater.events import (
     to_row,
 )
 from headwater.log.storage.frame import ENVELOPE, LOWEST_TIME
-from headwater.log.topic import Topic
+from headwater.log.topic import Topic, missing_key_error
 from headwater.units import micros, moment
 
-__all__ = ["EventEncoder", "EventTimes", "Origin", "PendingEvent", "WriteBatch", "coalesce"]
+__all__ = [
+    "EventAttributes",
+    "EventEncoder",
+    "EventTimes",
+    "Origin",
+    "PendingEvent",
+    "WriteBatch",
+    "check_key",
+    "coalesce",
+]
 
+Rows = TypeVar("Rows", "PendingEvent", "WriteBatch")
 Times = np.ndarray[Any, np.dtype[np.int64]]
 _OCCURRED_AT: Final = "_hw.occurred_at"
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -194,18 +204,57 @@ def coalesce(codec_of: Callable[[int], Codec], rows: Sequence[PendingEvent | Wri
     )
 
 
-class EventEncoder:
-    """Encodes values as `WriteBatch` for one topic under one version of its type."""
+def check_key(topic: Topic, codec_of: Callable[[int], Codec], rows: PendingEvent | WriteBatch) -> Sequence[Any]:
+    """Returns the key columns of a batch, or the key fields of an event; raises if one is missing."""
+    if isinstance(rows, PendingEvent):
+        fields = codec_of(rows.version).field_values(rows.struct, topic.key)
+        for name, field in zip(topic.key, fields, strict=True):
+            if field is None:
+                raise missing_key_error(topic, name, 0)
+        return fields
+    columns = [rows.values.column(name) for name in topic.key]
+    for name, column in zip(topic.key, columns, strict=True):
+        if column.null_count:
+            raise missing_key_error(topic, name, column.is_null().index(True).as_py())
+    return columns
 
-    def __init__(self, topic: Topic) -> None:
+
+class EventAttributes(TypedDict, total=False):
+    """The attributes of an event besides its value and key."""
+
+    id: str | None
+    """The id of the event; a new one, if omitted."""
+    occurred_at: datetime | str | None
+    """When it happened: the event time of a topic without `time=`."""
+    sent_at: datetime | str | None
+    """When the producer sent it; the time of the call, if omitted."""
+    headers: Mapping[str, str] | None
+    """Strings by name."""
+    traceparent: str | None
+    """The W3C trace that the event belongs to."""
+    source: str | None
+    """The `source` of the event as a CloudEvent."""
+
+
+class EventEncoder:
+    """Encodes values as `WriteBatch` for one topic under one version of its type.
+
+    With `checks_keys`, and if the topic has a topic for invalid events, missing keys are found here, as all that makes
+    an event invalid; otherwise by the append.
+    """
+
+    def __init__(self, topic: Topic, *, checks_keys: bool = False) -> None:
         self.topic = topic
+        self._checks_keys = bool(topic.key) and (checks_keys or topic.invalid is not None)
         self.codec = Codec(topic.schema)
         self._storage_schema = storage_schema(topic.schema)
 
-    def encode_one(self, value: Any, now: int, key: Any = None, /, **attributes: Any) -> PendingEvent:
+    def encode_one(
+        self, value: Any, now: int, key: Any = None, /, **attributes: Unpack[EventAttributes]
+    ) -> PendingEvent:
         """Encode a single event.
 
-        The attributes are `id`, `occurred_at`, `sent_at`, `headers`, `traceparent` and `source`.
+        The attributes are those of `EventAttributes`.
         """
         envelope: dict[str, Any] = {"_hw.sent_at": now}
         if key is not None and self.topic.key:
@@ -218,18 +267,23 @@ class EventEncoder:
                 raise BadEventError(what, detail=f"it can have: {', '.join(_ATTRIBUTES)}", field=name)
             if attribute is not None:
                 envelope[f"_hw.{name}"] = _ATTRIBUTES[name](attribute)
-        return PendingEvent(self.codec.validate([value])[0], self.topic.version, envelope)
+        return self._check(PendingEvent(self.codec.validate([value])[0], self.topic.version, envelope))
 
     def encode_many(self, values: Any, keys: Sequence[Any] | None, sent_at: int) -> WriteBatch:
         """Encode a sequence of values, an Arrow table or batch, or a pandas or Polars frame."""
         batch = self.codec.encode(values) if isinstance(values, list | tuple) else self._encode_values(values)
         envelope = {} if keys is None else {"_hw.key": self._key_column(keys, batch.num_rows)}
-        return WriteBatch(batch, self.topic.version, envelope, sent_at=sent_at)
+        return self._check(WriteBatch(batch, self.topic.version, envelope, sent_at=sent_at))
 
     def encode_json(self, lines: Sequence[bytes], sent_at: int) -> WriteBatch:
         """Encode JSON objects, one per line."""
         batch = self.codec.decode_json(lines)
-        return WriteBatch(batch, self.topic.version, {}, sent_at=sent_at)
+        return self._check(WriteBatch(batch, self.topic.version, {}, sent_at=sent_at))
+
+    def _check(self, rows: Rows) -> Rows:
+        if self._checks_keys:
+            check_key(self.topic, lambda version: self.codec, rows)
+        return rows
 
     def encode_tombstone(self, key: Any, sent_at: int) -> WriteBatch:
         """Encode the row that deletes a key."""

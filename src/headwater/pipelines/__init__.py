@@ -18,9 +18,11 @@ from headwater.pipelines.pipeline import (
     correct,
     parse_late,
 )
+from headwater.pipelines.selection import ALL, Selection
 from headwater.pipelines.tables.table import Table
 
 __all__ = [
+    "ALL",
     "CorrectLate",
     "DropLate",
     "Edge",
@@ -31,6 +33,7 @@ __all__ = [
     "Pipeline",
     "PipelineDeclaration",
     "PipelineKind",
+    "Selection",
     "Table",
     "correct",
     "faults",

@@ -41,6 +41,10 @@ VALID_FROM = "valid_from"
 _RESERVED = re.compile(r"_?hw[._].*|_hw.*|sqlite_.*|v\d+_.*", re.IGNORECASE)
 
 
+_ENGINE_FILES = frozenset({"app", "lock", "engine.log", "spark.log", "state.json", "memory.json", "out-of-memory"})
+"""Files in the folder in which each pipeline has a folder of its name."""
+
+
 def check_not_reserved(name: str, *, location: SourceLocation | None) -> None:
     """Refuse a name that Headwater reserves.
 
@@ -139,6 +143,9 @@ def _check_name(name: Any, kind: PipelineKind, location: SourceLocation | None) 
         error.location = error.location or location
         raise
     check_not_reserved(name, location=location)
+    if name in _ENGINE_FILES:
+        what = f'the name "{name}" is reserved'
+        raise BadNameError(what, detail="a file of the engine has this name", location=location, name=name)
 
 
 def _parse_key(kind: PipelineKind, name: str | None, key: Any, location: SourceLocation | None) -> tuple[str, ...]:
@@ -242,23 +249,27 @@ class TopicOptions(TypedDict, total=False):
     time: str | DeviceClock
     """The column with the event time, or `hw.device_clock(…)`; without it, the time of arrival."""
     lateness: str | timedelta
-    """How far an event may lag behind the max event time of its partition before it is late."""
+    """How far an event may lag behind the max event time of its partition before it is late (default: 10 seconds)."""
     partitions: int
-    """The number of partitions; fixed once the topic exists."""
+    """The number of partitions; fixed once the topic exists (default: 1)."""
     durability: str | Durability
-    """What an acknowledgement guarantees: "durable", "fast" or "memory"."""
+    """What an acknowledgement guarantees: "durable" (default), "fast" or "memory"."""
     retention: str | timedelta | Retention
-    """How long events are kept; for ever if omitted."""
+    """How long events are kept: "7 days", or `hw.Retention.of("7 days", "10 GB")`; for ever if omitted."""
     compact: bool
     """Keep only the newest event of each key."""
     overload: str | Overload
-    """What happens when producers are faster than the disk: "backpressure", "buffer", "drop" or `hw.drop(…)`."""
+    """When producers are faster than the disk: "backpressure" (default), "buffer", "drop", `hw.drop(…)`."""
     idle: str | timedelta
-    """After this long without events, the topic is idle and its event time advances by itself."""
+    """After this long without events, the topic is idle and its event time advances by itself (default: 30 seconds)."""
     ahead: str | timedelta
-    """An event time further in the future than this is treated as a wrong clock and does not advance the watermark."""
+    """An event time further in the future than this does not advance the watermark (default: 5 minutes)."""
+    segment_size: str | int
+    """The size at which a partition begins a new file; retention removes whole files (default: 64 MB)."""
     value_format: str | ValueFormat
-    """The format of values in Kafka: "json", "avro" or "arrow"; no effect on the embedded log."""
+    """The format of values in Kafka: "json" (default), "avro" or "arrow"; no effect on the embedded log."""
+    invalid: str
+    """The topic for events that do not match the type, as `hw.InvalidEvent`; without it, they are refused."""
 
 
 class ViewOptions(TypedDict, total=False):

@@ -117,13 +117,29 @@ class Graph:
             >>> Graph.of([orders], [big]).downstream("orders")
             ('big',)
         """
-        targets: dict[str, list[str]] = {}
-        for source, target in self.edges:
-            targets.setdefault(source, []).append(target)
-        reached = [name]
-        for source in reached:  # grows while it is read: a breadth-first search
-            reached += [target for target in dict.fromkeys(targets.get(source, ())) if target not in reached]
-        return tuple(reached[1:])
+        return _reach(name, self.edges)
+
+    def upstream(self, name: str) -> tuple[str, ...]:
+        """Returns all topics and pipelines whose events reach `name`, nearest first.
+
+        Example:
+            >>> orders = Topic.declare("orders", "id int")
+            >>> big = Pipeline(name="big", kind=PipelineKind.STREAM, inputs=("orders",), sql="…")
+            >>> Graph.of([orders], [big]).upstream("big")
+            ('orders',)
+        """
+        return _reach(name, ((target, source) for source, target in self.edges))
+
+
+def _reach(name: str, edges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns all nodes that edges lead to from a node, nearest first."""
+    targets: dict[str, list[str]] = {}
+    for source, target in edges:
+        targets.setdefault(source, []).append(target)
+    reached = [name]
+    for source in reached:  # grows while it is read: a breadth-first search
+        reached += [target for target in dict.fromkeys(targets.get(source, ())) if target not in reached]
+    return tuple(reached[1:])
 
 
 def faults(topics: Iterable[Topic], pipelines: Iterable[Pipeline]) -> list[HeadwaterError]:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypedDict, TypeVar, overload
 from headwater.errors import BadWorkerError, SourceLocation
 from headwater.events.values import is_record
 from headwater.log import Durability, Overload
+from headwater.log.consumer_groups import BRIDGE_GROUP_PREFIX
 from headwater.queues.message import Message
 from headwater.queues.queue import Group, Queue, Retry
 
@@ -68,7 +69,7 @@ class Bridge:
     @property
     def group(self) -> str:
         """The consumer group of the topic, or the group of the queue, as which the bridge reads."""
-        return f"hw.feed.{self.target}" if self.target_kind is TargetKind.QUEUE else f"to-{self.target}"
+        return f"{BRIDGE_GROUP_PREFIX}{self.target}" if self.target_kind is TargetKind.QUEUE else f"to-{self.target}"
 
 
 _FIX: Final = "def send(email: Email) -> None: …"
@@ -236,21 +237,21 @@ class QueueOptions(TypedDict, total=False):
     key: str
     """The field that holds the key of a message."""
     ordered: bool
-    """Deliver the messages of a key in order, one at a time, also through retries."""
+    """Deliver the messages of a key in order, one at a time, also through retries (default: no)."""
     retry: Retry
-    """Attempts and the delay between them: `hw.retry(5, backoff="2s")`."""
+    """Attempts and the delay between them, such as `hw.retry(5, backoff="2s")`; see `hw.retry` for the default."""
     visibility_timeout: str | timedelta
-    """The time in which a receiver must settle a delivery; workers extend it while they run."""
+    """The time in which a receiver must settle a delivery; workers extend it while they run (default: 30 seconds)."""
     ttl: str | timedelta
-    """The time to live of a message that is not delivered."""
+    """The time to live of a message that is not delivered; no limit if omitted."""
     deduplication_window: str | timedelta
-    """How long the id of a message is remembered to discard duplicates."""
+    """How long the id of a message is remembered to discard duplicates (default: 10 minutes)."""
     limit: int
-    """The largest number of waiting messages in each group."""
+    """The largest number of waiting messages in each group; no limit if omitted."""
     overload: str | Overload
-    """The policy for messages over the limit: "backpressure", "buffer", "drop" or `hw.drop(…)`."""
+    """The policy for messages over the limit: "backpressure" (default), "buffer", "drop" or `hw.drop(…)`."""
     durability: str | Durability
-    """What a publish confirm promises: "durable", "fast" or "memory"."""
+    """What a publish confirm promises: "durable" (default), "fast" or "memory"."""
 
 
 class DeclaredQueue:

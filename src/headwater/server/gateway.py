@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,16 +18,19 @@ from fastapi.responses import StreamingResponse
 from headwater.backends import open_views
 from headwater.errors import HeadwaterError
 from headwater.log import EventLog, Membership
+from headwater.memory import process_memory
 from headwater.server.limits import Limits, ThreadLimits
 from headwater.server.middleware import RequestBodies
 from headwater.server.notifier import Notifier
 from headwater.server.serializers.requests import EventIngest
 from headwater.server.sse import EventStream
+from headwater.store.status import MemoryReport, read_engine_memory
 
 __all__ = ["Gateway", "GroupSessions", "json_response", "stream_response"]
 
 logger = logging.getLogger("headwater.server")
 _CHECK_INTERVAL = 0.5  # seconds
+_MEMORY_INTERVAL = 10.0  # seconds, as the engine samples its own
 
 
 @dataclass
@@ -116,10 +120,19 @@ class Gateway:
         self.sessions = GroupSessions(log, self.threads, limits)
         self.started_at = datetime.now(UTC)
         self.started = time.monotonic()  # for the uptime, which a change of the system's clock must not affect
+        self._memory = MemoryReport(0)
+        self._memory_sampled_at = -_MEMORY_INTERVAL
 
     def cap_wait(self, wanted: float) -> float:
         """Returns how many seconds a request may wait: what it asks for, up to the limit."""
         return max(0.0, min(wanted, self.limits.max_wait.total_seconds()))
+
+    def memory(self) -> MemoryReport:
+        """Returns the memory of this node and of the engine, at most ten seconds old."""
+        if time.monotonic() - self._memory_sampled_at >= _MEMORY_INTERVAL:
+            self._memory = MemoryReport(process_memory(os.getpid()), read_engine_memory(self.log.folder))
+            self._memory_sampled_at = time.monotonic()
+        return self._memory
 
     async def close(self) -> None:
         """Remove the remote group members, and close the watches and views."""

@@ -101,21 +101,27 @@ class Node:
         """The URL of the node."""
         return f"http://127.0.0.1:{self.port}"
 
-    def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Serve until SIGTERM, Ctrl-C or `stop`; requests under way get a few seconds to finish.
+    def serve(self, ready: Callable[[], None] | None = None, stopping: Callable[[bool], None] = lambda _: None) -> None:
+        """Serve until SIGTERM, Ctrl-C or `stop`; requests under way get 8 seconds to finish, after Ctrl-C one.
 
         Args:
             ready: Called when the node accepts requests.
+            stopping: Called when it begins to stop; says whether after Ctrl-C. It must not block.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C has stopped it; everything is closed.
         """
         _raise_file_limit()
         try:
-            asyncio.run(self._serve(ready))
+            asyncio.run(self._serve(ready, stopping))
         finally:
             self._maintenance.stop()
             self.log.close()
             self._pid_file.release()
+        if self._server is not None and self._server.interrupted:
+            raise KeyboardInterrupt
 
-    async def _serve(self, ready: Callable[[], None] | None) -> None:
+    async def _serve(self, ready: Callable[[], None] | None, stopping: Callable[[bool], None]) -> None:
         # The web server takes longest to import. The port is open already: early clients wait instead of failing.
         from headwater.server.gateway import Gateway
         from headwater.server.web_server import WebServer
@@ -130,7 +136,7 @@ class Node:
                 ready()
 
         self._loop = asyncio.get_running_loop()
-        self._server = WebServer(gateway, self._hosts, announce)
+        self._server = WebServer(gateway, self._hosts, announce, stopping)
         if self._stop_requested:  # `stop` was called before there was a server
             self._server.request_stop()
         await self._server.serve_until_stopped(self._socket)

@@ -12,7 +12,7 @@ from typing import Final
 
 from headwater.errors import EnvironmentFaultError, UnknownGroupError
 from headwater.log import EventLog
-from headwater.log.notifier import PollableWaiter
+from headwater.log.notifier import FileNotifier, PollableWaiter
 from headwater.server.limits import ThreadLimits
 
 __all__ = ["Notifier", "Subscription"]
@@ -80,8 +80,13 @@ class Subscription:
         change, self._next_change = self._next_change, self._loop.create_future()
         change.set_result(None)
 
+    def is_current(self) -> bool:
+        """Whether the watch is still on the files of the topic."""
+        return not isinstance(self._waiter, FileNotifier) or self._waiter.is_current()
+
     def close(self) -> None:
-        """Stop watching."""
+        """Wake those who wait, and stop watching."""
+        self._notify()
         if self._handle is not None:
             self._loop.remove_reader(self._handle)
         for timer in (self._timer, self._idle_timer):
@@ -101,6 +106,9 @@ class Notifier:
 
     async def watch_topic(self, name: str) -> Subscription:
         """Watch appends to a topic, inside a `with` block."""
+        known = self._subscriptions.get((name, None))
+        if known is not None and not known.is_current():  # the topic was deleted and created again
+            self._unsubscribe((name, None), known)
         return await self._get((name, None), lambda: self._log.watch(name))
 
     async def watch_group(self, group: str, topic: str) -> Subscription:
@@ -126,12 +134,13 @@ class Notifier:
         if what in self._subscriptions:  # another request subscribed while the thread ran
             waiter.close()
         else:
-            self._subscriptions[what] = Subscription(waiter, lambda: self._unsubscribe(what))
+            made = Subscription(waiter, lambda: self._unsubscribe(what, made))
+            self._subscriptions[what] = made
         return self._subscriptions[what]
 
-    def _unsubscribe(self, what: tuple[str, str | None]) -> None:
-        subscription = self._subscriptions.pop(what, None)
-        if subscription is not None:
+    def _unsubscribe(self, what: tuple[str, str | None], subscription: Subscription) -> None:
+        if self._subscriptions.get(what) is subscription:
+            del self._subscriptions[what]
             subscription.close()
 
     async def wait(self, *changes: asyncio.Future[None], timeout: float) -> bool:
@@ -161,5 +170,5 @@ class Notifier:
 
     def close(self) -> None:
         """Close all watches."""
-        for what in list(self._subscriptions):
-            self._unsubscribe(what)
+        for what, subscription in list(self._subscriptions.items()):
+            self._unsubscribe(what, subscription)

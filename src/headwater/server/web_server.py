@@ -43,6 +43,7 @@ __all__ = ["GuardedConnection", "WebServer", "make_routes"]
 
 ROUTES: Final = [TopicRoutes, EventRoutes, FrameRoutes, GroupRoutes, ViewRoutes, DashboardRoutes, NodeRoutes]
 _DRAIN_TIMEOUT: Final = 8  # seconds that running requests have when the node stops
+_INTERRUPT_DRAIN_TIMEOUT: Final = 1  # the same after Ctrl-C
 _PROBLEM_HEADERS: Final = [
     (b"content-type", PROBLEM.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -153,9 +154,16 @@ class WebServer(uvicorn.Server):
         gateway: The gateway.
         hosts: The values of the Host header that are accepted, as `host:port`.
         on_ready: Called when the server accepts requests.
+        on_stop: Called when it begins to stop; says whether after Ctrl-C.
     """
 
-    def __init__(self, gateway: Gateway, hosts: Iterable[str], on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        hosts: Iterable[str],
+        on_ready: Callable[[], None],
+        on_stop: Callable[[bool], None] = lambda _: None,
+    ) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         limits = gateway.limits
         super().__init__(
@@ -174,6 +182,9 @@ class WebServer(uvicorn.Server):
         )
         self._gateway = gateway
         self._on_ready = on_ready
+        self._on_stop = on_stop
+        self.interrupted = False
+        """Whether Ctrl-C has stopped it."""
 
     async def serve_until_stopped(self, listening: socket.socket) -> None:
         """Serve until `request_stop`, SIGTERM or Ctrl-C."""
@@ -183,7 +194,16 @@ class WebServer(uvicorn.Server):
     def request_stop(self) -> None:
         """Stop gracefully; a second call stops at once."""
         self.force_exit = self.should_exit  # uvicorn then stops waiting for requests
-        self.should_exit = True
+        if not self.should_exit:
+            self.should_exit = True
+            self._on_stop(self.interrupted)
+
+    def interrupt(self) -> None:
+        """Stop quickly, after Ctrl-C."""
+        if not self.should_exit:
+            self.interrupted = True
+            self.config.timeout_graceful_shutdown = _INTERRUPT_DRAIN_TIMEOUT
+        self.request_stop()
 
     # -- called by uvicorn -----------------------------------------------------------------------------------------
 
@@ -192,9 +212,11 @@ class WebServer(uvicorn.Server):
         """Stop on SIGINT and SIGTERM. Uvicorn's own method would raise them again when the server has stopped."""
         # Only the main thread can handle signals.
         loop = asyncio.get_running_loop()
-        mine = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        for number in mine:
-            loop.add_signal_handler(number, self.request_stop)
+        mine = {signal.SIGINT: self.interrupt, signal.SIGTERM: self.request_stop}
+        if threading.current_thread() is not threading.main_thread():
+            mine = {}
+        for number, react in mine.items():
+            loop.add_signal_handler(number, react)
         try:
             yield
         finally:

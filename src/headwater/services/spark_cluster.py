@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.engine.spark.java import archive_options, class_path, find_java, spark_jars
+from headwater.engine.spark.class_archive import archive_options
+from headwater.engine.spark.java import class_path, find_java, spark_jars
 from headwater.services.servers import LaunchedServer, free_ports, java_command, launch
 
 __all__ = ["launch_master", "launch_worker"]

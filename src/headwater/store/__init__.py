@@ -7,6 +7,7 @@ Read views with `ViewReader` or, from client code, through `store.views`.
 
 from headwater.store.commit import (
     Commit,
+    OffsetRange,
     OutboxEntry,
     PipelineReport,
     PipelineState,
@@ -28,6 +29,7 @@ __all__ = [
     "EventCounts",
     "InputRange",
     "LedgerEntry",
+    "OffsetRange",
     "OutboxEntry",
     "PipelineReport",
     "PipelineState",

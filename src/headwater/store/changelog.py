@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -9,9 +10,10 @@ import pyarrow.compute as pc
 
 from headwater.store.commit import ViewTable
 
-__all__ = ["ChangeSet", "change_schema", "changelog_topic", "pack", "unpack"]
+__all__ = ["ChangeSet", "change_schema", "changelog_topic", "pack", "parse_changelog_topic", "unpack"]
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
+_TOPIC = re.compile(r"(.+?)\.changes(?:\.(\d+))?")
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -23,6 +25,17 @@ def changelog_topic(view: str, version: int = 1) -> str:
         ('revenue.changes', 'revenue.changes.2')
     """
     return f"{view}.changes" if version == 1 else f"{view}.changes.{version}"
+
+
+def parse_changelog_topic(topic: str) -> tuple[str, int] | None:
+    """Returns the view and version whose changes a topic of this name holds; None for other names.
+
+    Example:
+        >>> parse_changelog_topic("revenue.changes.2"), parse_changelog_topic("orders")
+        (('revenue', 2), None)
+    """
+    found = _TOPIC.fullmatch(topic)
+    return None if found is None else (found[1], int(found[2] or 1))
 
 
 def change_schema(table: ViewTable) -> pa.Schema:

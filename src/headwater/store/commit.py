@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from headwater.store.ledger import LedgerEntry
 
 __all__ = [
     "Commit",
+    "OffsetRange",
     "OutboxEntry",
     "PipelineReport",
     "PipelineState",
@@ -24,6 +25,9 @@ __all__ = [
 ]
 
 PipelineState = Literal["starting", "running", "idle", "waiting", "failed", "stopped", "rebuilding"]
+
+OffsetRange: TypeAlias = tuple[str, int, int, int]
+"""Topic, partition, and offsets from a start up to, not including, an end."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class StagedPart:
         table: The table that holds them.
         rows: The number of rows.
         null_keys: For each stored column of the key, whether any row has a null there.
+        size: The bytes of the rows in memory.
 
     Example:
         >>> StagedPart("staged_1", 2, (False,)).rows
@@ -89,6 +94,7 @@ class StagedPart:
     table: str
     rows: int
     null_keys: tuple[bool, ...]
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,7 +247,8 @@ class PipelineReport:
         latency: "realtime" for a pipeline in real-time mode, which has no ledger; empty otherwise.
         delivery: The delivery class of its output.
         retries: For each topic it reads, when a quarantined event can be retried: "always", "watermark" (while its
-            event time is above the watermark) or "rebuild" (never). Empty if it is not known yet.
+            event time is above the watermark), "after 1970" (the same, and after 1970) or "rebuild" (never). Empty if
+            it is not known yet.
 
     Example:
         >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).inputs

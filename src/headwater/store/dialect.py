@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the modules below import `Session` from here
     from headwater.sql.guard import StoreEngine
     from headwater.store.changelog import ChangeSet
     from headwater.store.commit import Commit, ViewTable
-    from headwater.store.protocol import QueryLimits, SqlResult, Stager
+    from headwater.store.protocol import QueryLimits, SqlResult, Stager, TableRows
 
 __all__ = ["Cursor", "Dialect", "RowsReader", "Session", "StateEntry", "StateSql", "TableSql", "ViewWriter"]
 
@@ -151,6 +151,9 @@ class Dialect(Protocol[_S]):
     def watch(self) -> PollableWaiter:
         """Returns a notifier for every write to the store, by any process."""
 
+    def table_sizes(self) -> dict[str, int] | None:
+        """Returns the bytes of each table with its indexes; None if that would take long. Takes no lock."""
+
     # -- commits ---------------------------------------------------------------------------------------------------
 
     def open_epoch(self, query: str) -> int:
@@ -208,9 +211,24 @@ class Dialect(Protocol[_S]):
             BadQueryError: The query exceeds a limit.
         """
 
-    def query(self, text: str, parameters: Sequence[Any], limits: QueryLimits, cancel: Event | None) -> SqlResult:
+    def query(
+        self,
+        text: str,
+        parameters: Sequence[Any],
+        limits: QueryLimits,
+        cancel: Event | None,
+        tables: Sequence[TableRows] = (),
+    ) -> SqlResult:
         """Returns the result of one SELECT of a user; `?` is a parameter.
 
+        Args:
+            text: The statement.
+            parameters: The values of its parameters.
+            limits: The limits of the query.
+            cancel: An event that ends the query when set, from any thread.
+            tables: Tables outside of the store, which the query can read like views.
+
         Raises:
-            BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
+            BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit. `data` has `relation` if
+                the text names something that is neither a view nor one of these tables.
         """

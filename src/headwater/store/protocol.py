@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from headwater.errors import BadQueryError
 from headwater.log.notifier import PollableWaiter
-from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutput, StagedPart, ViewTable
+from headwater.store.commit import Commit, OffsetRange, OutboxEntry, PipelineReport, SideOutput, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
+from headwater.store.pipeline_registry import PipelineRecord
+from headwater.store.retention import PartitionStarts, SideRetention
 from headwater.store.retries import EventPosition, QuarantinedEvent, RetriedEvent
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "StateStore",
     "Store",
     "StoreInspection",
+    "TableRows",
     "limit_error",
 ]
 
@@ -72,6 +75,21 @@ class Store(Protocol):
 
     def entry(self, query: str, batch: int) -> LedgerEntry | None:
         """Returns the entry of one batch, if it was committed and is not yet folded into the totals."""
+
+    def record_pipelines(self, app: str, names: Collection[str]) -> None:
+        """Record the pipelines that an app has now; those that it no longer has are missing from now on."""
+
+    def pipelines(self) -> list[PipelineRecord]:
+        """Returns the pipelines that apps have or had, by name."""
+
+    def expire_pipeline(self, name: str) -> bool:
+        """Remove what only a continued pipeline needs, except view and counts.
+
+        Returns False if its app has it again, or if it has changes that are not yet published.
+        """
+
+    def remove_side_data(self, retention: SideRetention, starts: PartitionStarts) -> dict[str, int]:
+        """Remove side data whose retention is over, in small transactions; returns the number of rows by table."""
 
     def create(self, table: ViewTable) -> None:
         """Create the table of a version; idempotent. The first version of a view becomes current at once.
@@ -127,8 +145,11 @@ class Store(Protocol):
     def skip(self, query: str, events: Sequence[SideOutput]) -> None:
         """Record events to skip when their batch runs again; idempotent. An event that was retried is withdrawn."""
 
-    def skips(self, query: str) -> list[SideOutput]:
-        """Returns the events to skip."""
+    def skips(self, query: str, ranges: Sequence[OffsetRange] | None = None) -> list[SideOutput]:
+        """Returns the events to skip, in these offset ranges or anywhere, by topic, partition and offset."""
+
+    def skip_positions(self, query: str) -> list[EventPosition]:
+        """Returns the positions of all events to skip, by topic, partition and offset."""
 
     def preview_retry(self, query: str) -> list[QuarantinedEvent]:
         """Returns the quarantined events of a query, with what a retry would do."""
@@ -156,6 +177,19 @@ class Store(Protocol):
 
 
 StopReason = Literal["time", "memory", "cancelled"]
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table that is not in the store, for one query.
+
+    Attributes:
+        definition: Its name, columns and key.
+        rows: The rows.
+    """
+
+    definition: ViewTable
+    rows: pa.Table
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ class QuarantinedEvent:
         offset: Its offset.
         reason: Why it is in quarantine.
         outcome: "retry" if it can be retried; "waits" if a request names it already; "rebuild" if only a rebuild can
-            use it: its event time is not above the watermark of its input, or it is a row of a table.
+            use it: its event time is not above the watermark of its input, or it is a row of a table; "never" if the
+            pipeline cannot use it, because it is not after 1970.
         unreadable: Whether it could not be read under the topic's type when it was quarantined.
 
     Example:
@@ -83,7 +84,7 @@ class QuarantinedEvent:
     partition: int
     offset: int
     reason: str
-    outcome: Literal["retry", "waits", "rebuild"]
+    outcome: Literal["retry", "waits", "rebuild", "never"]
     unreadable: bool = False
 
     @property
@@ -116,9 +117,13 @@ def preview_retry(session: Session, query: str) -> list[QuarantinedEvent]:
     ]
 
 
-def _outcome(rules: dict[str, str], entry: LedgerEntry | None, topic: str, at: int) -> Literal["retry", "rebuild"]:
+def _outcome(
+    rules: dict[str, str], entry: LedgerEntry | None, topic: str, at: int
+) -> Literal["retry", "rebuild", "never"]:
     rule = rules.get(topic, "watermark")  # a report of an older version has no rules
-    if rule != "watermark" or entry is None:
+    if rule == "after 1970" and at <= 0:
+        return "never"
+    if rule not in ("watermark", "after 1970") or entry is None:
         return "retry" if rule == "always" else "rebuild"
     watermarks = [read.watermark for read in entry.inputs if read.topic == topic and read.watermark is not None]
     return "retry" if at > max(watermarks, default=entry.watermark or 0) else "rebuild"

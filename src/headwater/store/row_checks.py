@@ -23,6 +23,7 @@ MAX_KEY_BYTES: Final = 2_500
 """The maximum size of a key in bytes: an entry of an index of PostgreSQL has at most 2,704."""
 MAX_ROW_BYTES: Final = MAX_EVENT_BYTES - (64 << 10)
 """The maximum size of a row in bytes: its insertion and its deletion must be events of the changelog."""
+_ELEMENT_BYTES: Final = 12  # that an element, a name or a number takes in addition to its text, at most
 _MIN_MICROS: Final = -62_135_596_800_000_000  # 0001-01-01 to 9999-12-31: years of four digits
 _MAX_MICROS: Final = 253_402_300_799_999_999
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
@@ -149,8 +150,9 @@ def _leaves(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def _check_keys(table: ViewTable, rows: pa.Table) -> None:
-    texts = [rows.column(name) for name in table.key if name in rows.column_names]
-    texts = [pc.binary_length(column) for column in texts if _has_length(column.type)]
+    columns = [rows.column(name) for name in table.key if name in rows.column_names and name != table.window]
+    texts = [pc.binary_length(column) for column in columns if _has_length(column.type)]
+    texts += [_nested_lengths(column) for column in columns if pa.types.is_nested(column.type)]
     if not texts:
         return
     sizes = pc.fill_null(texts[0], 0).cast(pa.int64())
@@ -160,6 +162,14 @@ def _check_keys(table: ViewTable, rows: pa.Table) -> None:
     if longest is not None and longest > MAX_KEY_BYTES:
         row = rows.slice(pc.index(sizes, longest).as_py(), 1)
         raise bad_row_error(table, row, f"its key has {longest:,} bytes, more than {MAX_KEY_BYTES:,}")
+
+
+def _nested_lengths(column: pa.ChunkedArray) -> pa.Array:
+    """Returns how many bytes the values of a nested column may take in an index, where they are binary JSON."""
+    from headwater.store.columns import to_json  # it imports this module
+
+    texts = [text or "" for text in to_json(column.combine_chunks())]
+    return pa.array([len(text.encode()) + _ELEMENT_BYTES * sum(map(text.count, ",:[")) for text in texts], pa.int64())
 
 
 def _has_length(kind: pa.DataType) -> bool:

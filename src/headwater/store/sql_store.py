@@ -11,10 +11,12 @@ from typing import Any
 
 from headwater.events import Clock, SystemClock
 from headwater.log.notifier import PollableWaiter
-from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutput, ViewTable
+from headwater.store.commit import Commit, OffsetRange, OutboxEntry, PipelineReport, SideOutput, ViewTable
 from headwater.store.dialect import Dialect, Session
 from headwater.store.ledger import LedgerEntry, find_entry, last_entry, last_published
+from headwater.store.pipeline_registry import PipelineRecord, expire_pipeline, read_pipelines, record_pipelines
 from headwater.store.protocol import Stager
+from headwater.store.retention import PartitionStarts, SideRetention, remove_side_data
 from headwater.store.retries import (
     EventPosition,
     QuarantinedEvent,
@@ -33,6 +35,7 @@ from headwater.store.transaction import (
     mark_published,
     read_outbox,
     read_side_outputs,
+    read_skip_positions,
     write_side_outputs,
 )
 from headwater.store.view_registry import create_table, current_table, discard_version, make_current
@@ -95,6 +98,25 @@ class SqlStore:
     def report(self, report: PipelineReport) -> None:
         """Store the status report of a pipeline, for the system views."""
         self.dialect.write(lambda session: write_report(session, report, self._clock.micros()))
+
+    def record_pipelines(self, app: str, names: Collection[str]) -> None:
+        """Record the pipelines that an app has now; those that it no longer has are missing from now on."""
+        self.dialect.write(lambda session: record_pipelines(session, app, names, self._clock.micros()))
+
+    def pipelines(self) -> list[PipelineRecord]:
+        """Returns the pipelines that apps have or had, by name."""
+        return self.dialect.read(read_pipelines)
+
+    def expire_pipeline(self, name: str) -> bool:
+        """Remove what only a continued pipeline needs, except view and counts.
+
+        Returns False if its app has it again, or if it has changes that are not yet published.
+        """
+        return self.dialect.write(lambda session: expire_pipeline(session, name, self._clock.micros()))
+
+    def remove_side_data(self, retention: SideRetention, starts: PartitionStarts) -> dict[str, int]:
+        """Remove side data whose retention is over, in small transactions; returns the number of rows by table."""
+        return remove_side_data(self.dialect, retention, starts, self._clock.micros())
 
     # -- views -----------------------------------------------------------------------------------------------------
 
@@ -193,13 +215,18 @@ class SqlStore:
         """Record events to skip when their batch runs again; idempotent. An event that was retried is withdrawn."""
 
         def skip_events(session: Session) -> None:
-            write_side_outputs(session, "skips", query, -1, withdraw_retries(session, query, events))
+            kept = withdraw_retries(session, query, events)
+            write_side_outputs(session, "skips", query, -1, kept, self._clock.micros())
 
         self.dialect.write(skip_events)
 
-    def skips(self, query: str) -> list[SideOutput]:
-        """Returns the events to skip."""
-        return self.dialect.read(lambda session: read_side_outputs(session, "skips", query))
+    def skips(self, query: str, ranges: Sequence[OffsetRange] | None = None) -> list[SideOutput]:
+        """Returns the events to skip, in these offset ranges or anywhere, by topic, partition and offset."""
+        return self.dialect.read(lambda session: read_side_outputs(session, "skips", query, ranges))
+
+    def skip_positions(self, query: str) -> list[EventPosition]:
+        """Returns the positions of all events to skip, by topic, partition and offset."""
+        return self.dialect.read(lambda session: read_skip_positions(session, query))
 
     def preview_retry(self, query: str) -> list[QuarantinedEvent]:
         """Returns the quarantined events of a query, with what a retry would do."""

@@ -1,7 +1,7 @@
 """Status of the engine process and of pipelines.
 
-The process that watches the engine writes the engine's status to a small file. Reports of pipelines are rows of the
-store.
+The process that watches the engine writes the engine's status to a small file. The engine writes its memory to another
+one. Reports of pipelines are rows of the store.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
@@ -16,7 +17,22 @@ from headwater.store.commit import PipelineReport
 from headwater.store.dialect import Session
 from headwater.store.row_checks import plain_text
 
-__all__ = ["EngineStatus", "read_engine_status", "write_engine_status", "write_report"]
+__all__ = [
+    "EXIT_OUT_OF_MEMORY",
+    "EngineMemory",
+    "EngineStatus",
+    "MemoryReport",
+    "ReloadReport",
+    "WorkProgress",
+    "engine_is_running",
+    "read_engine_memory",
+    "read_engine_status",
+    "record_out_of_memory",
+    "take_out_of_memory",
+    "write_engine_memory",
+    "write_engine_status",
+    "write_report",
+]
 
 
 def write_report(session: Session, report: PipelineReport, reported_at: int) -> None:
@@ -57,13 +73,137 @@ class EngineStatus(msgspec.Struct, frozen=True):
     pid: int | None = None
 
 
-def write_engine_status(data: Path, state: EngineStatus) -> None:
-    """Replace the status file atomically."""
+class WorkProgress(msgspec.Struct, frozen=True):
+    """The progress of work that ends, as the engine reports it.
+
+    Attributes:
+        step: What is done, such as "read" or "replay".
+        done: The number of events done.
+        total: The number of events; it grows while new ones arrive.
+        at: The pipeline that has most left to do.
+        detail: What a pipeline waits for.
+
+    Example:
+        >>> WorkProgress("read", done=40, total=100, at="revenue").detail
+        ''
+    """
+
+    step: str
+    done: int
+    total: int
+    at: str = ""
+    detail: str = ""
+
+
+class ReloadReport(msgspec.Struct, frozen=True):
+    """What a running engine has done with an edited app.
+
+    Attributes:
+        started: The pipelines that run with the new definition.
+        kept: The pipelines that the edit does not concern.
+        removed: The pipelines that were stopped, because the app no longer has them.
+        rebuilding: The pipelines whose rebuild was asked for and has begun.
+        problems: The errors of pipelines that were refused, by name; their last definition that ran keeps running.
+        state_changed: Those of them whose view can be rebuilt: only its state does not fit.
+        error: Why nothing was done, as a problem document.
+        seconds: How long it took.
+
+    Example:
+        >>> ReloadReport(started=["revenue"]).problems
+        {}
+    """
+
+    started: list[str] = []
+    kept: list[str] = []
+    removed: list[str] = []
+    rebuilding: list[str] = []
+    problems: dict[str, dict[str, Any]] = {}
+    state_changed: list[str] = []
+    error: dict[str, Any] | None = None
+    seconds: float = 0.0
+
+
+EXIT_OUT_OF_MEMORY: Final = 76
+"""The exit code of an engine that has ended for lack of memory. The next one divides the batches that were running."""
+_OUT_OF_MEMORY_FILE: Final = "out-of-memory"
+
+
+def record_out_of_memory(data: Path, reason: str) -> None:
+    """Record that the engine ended for lack of memory.
+
+    Example:
+        >>> import tempfile
+        >>> data = Path(tempfile.mkdtemp())
+        >>> record_out_of_memory(data, "Java's heap was too small")
+        >>> take_out_of_memory(data), take_out_of_memory(data)
+        ("Java's heap was too small", '')
+    """
     folder = data / "engine"
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"state.{os.getpid()}"
-    temporary.write_bytes(msgspec.json.encode(state))
-    temporary.replace(folder / "state.json")
+    (folder / _OUT_OF_MEMORY_FILE).write_text(reason)
+
+
+def take_out_of_memory(data: Path) -> str:
+    """Returns why the last engine ended for lack of memory, once; empty if it did not."""
+    file = data / "engine" / _OUT_OF_MEMORY_FILE
+    try:
+        reason = file.read_text()
+    except FileNotFoundError:
+        return ""
+    file.unlink()
+    return reason
+
+
+class EngineMemory(msgspec.Struct, frozen=True):
+    """The memory of the engine's processes in bytes; all parts add up to `total`.
+
+    Attributes:
+        sampled_at: When it was sampled, in microseconds since 1970.
+        pid: The id of the engine process.
+        driver: The engine process: Python, the store, operators at the sink.
+        java_heap: What Java has taken from the system for its heap, used or not.
+        java_classes: Loaded classes (metaspace) and compiled code.
+        java_native: The rest of Java: threads, buffers, garbage collector, its files and jars.
+        state_store: Block cache and write buffers of RocksDB, where Spark keeps the state of pipelines.
+        python_workers: The Python processes that plan and read batches and run functions.
+        python_processes: The number of these processes.
+        java_heap_used: What objects take of the heap, including those not yet collected.
+        java_heap_limit: The limit of the heap.
+
+    Example:
+        >>> EngineMemory(0, 7, 100, 500, 90, 200, 30, 400, python_processes=9).total
+        1320
+    """
+
+    sampled_at: int
+    pid: int
+    driver: int
+    java_heap: int = 0
+    java_classes: int = 0
+    java_native: int = 0
+    state_store: int = 0
+    python_workers: int = 0
+    python_processes: int = 0
+    java_heap_used: int = 0
+    java_heap_limit: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        java = self.java_heap + self.java_classes + self.java_native
+        return self.driver + java + self.state_store + self.python_workers
+
+
+class MemoryReport(msgspec.Struct, frozen=True):
+    """The memory of a node and of the engine of its folder, in bytes; `engine` is None while Spark is not running."""
+
+    node: int
+    engine: EngineMemory | None = None
+
+
+def write_engine_status(data: Path, state: EngineStatus) -> None:
+    """Replace the status file atomically."""
+    _replace(data, "state", msgspec.json.encode(state))
 
 
 def read_engine_status(data: Path) -> EngineStatus | None:
@@ -80,3 +220,49 @@ def read_engine_status(data: Path) -> EngineStatus | None:
         return msgspec.json.decode((data / "engine" / "state.json").read_bytes(), type=EngineStatus)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
+
+
+def engine_is_running(data: Path) -> bool:
+    """Whether the engine of a data folder runs; a killed one leaves its last status behind.
+
+    Example:
+        >>> import tempfile
+        >>> engine_is_running(Path(tempfile.mkdtemp()))
+        False
+    """
+    status = read_engine_status(data)
+    if status is None or status.state in ("stopped", "failed"):
+        return False
+    return status.pid is None or Path(f"/proc/{status.pid}").exists()
+
+
+def write_engine_memory(data: Path, memory: EngineMemory) -> None:
+    """Replace the file of the engine's memory atomically."""
+    _replace(data, "memory", msgspec.json.encode(memory))
+
+
+def read_engine_memory(data: Path) -> EngineMemory | None:
+    """Returns the last sample of the running engine; None if no engine runs, or Spark has not started.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> write_engine_memory(folder, EngineMemory(0, pid=os.getpid(), driver=100))
+        >>> read_engine_memory(folder).driver
+        100
+        >>> write_engine_memory(folder, EngineMemory(0, pid=-1, driver=100))
+        >>> read_engine_memory(folder)
+    """
+    try:
+        memory = msgspec.json.decode((data / "engine" / "memory.json").read_bytes(), type=EngineMemory)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return memory if Path(f"/proc/{memory.pid}").exists() else None
+
+
+def _replace(data: Path, name: str, content: bytes) -> None:
+    folder = data / "engine"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{name}.{os.getpid()}"
+    temporary.write_bytes(content)
+    temporary.replace(folder / f"{name}.json")

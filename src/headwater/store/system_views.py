@@ -34,7 +34,7 @@ _INTEGERS: Final = """
     version rebuilding batch batches epoch partition offset rows watermark in_ used late quarantined dropped unaccounted
     keys entries bytes largest
 """
-_TIMESTAMPS: Final = "since watermark_at last_commit_at committed_at occurred_at received_at"
+_TIMESTAMPS: Final = "since watermark_at last_commit_at committed_at occurred_at received_at missing_since expired_at"
 _COLUMN_TYPES: Final = {
     **dict.fromkeys(_INTEGERS.split(), pa.int64()),
     **dict.fromkeys(_TIMESTAMPS.split(), pa.timestamp("us", "UTC")),
@@ -206,11 +206,21 @@ def _pipelines_view(timestamp: Callable[[str], str]) -> str:
                r.error, coalesce(r.inputs, '[]') AS inputs, r.place, r.doc,
                (SELECT max(b.version) FROM hw$reports b WHERE b.pipeline = s.name AND b.version > s.version)
                    AS rebuilding,
-               r.latency, r.delivery, coalesce(r.retries, '{{}}') AS retries
+               {_rebuild_report("state")} AS rebuild_state, {_rebuild_report("detail")} AS rebuild_detail,
+               r.latency, r.delivery, coalesce(r.retries, '{{}}') AS retries,
+               p.app, {timestamp("p.missing_since")} AS missing_since, {timestamp("p.expired_at")} AS expired_at,
+               (SELECT l.ranges FROM hw$ledger l WHERE l.query = t.query AND l.batch = t.last_batch) AS last_ranges
         FROM seen s
+        LEFT JOIN hw$pipelines p ON p.pipeline = s.name
         LEFT JOIN hw$reports r ON r.pipeline = s.name AND r.version = s.version
         LEFT JOIN hw$totals t ON t.query = s.name || '@' || s.version
     """
+
+
+def _rebuild_report(column: str) -> str:
+    """Returns SQL for the report of a running rebuild; null if the current version has reported since."""
+    return f"""(SELECT b.{column} FROM hw$reports b WHERE b.pipeline = s.name AND b.version > s.version
+                AND b.since >= coalesce(r.since, 0) ORDER BY b.version DESC LIMIT 1)"""
 
 
 def _batches_view(timestamp: Callable[[str], str]) -> str:

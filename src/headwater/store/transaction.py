@@ -15,7 +15,7 @@ import pyarrow as pa
 from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnknownViewError
 from headwater.store.changelog import ChangeSet, pack, unpack
 from headwater.store.columns import not_unique_error, to_arrays
-from headwater.store.commit import Commit, OutboxEntry, SideOutput, ViewTable
+from headwater.store.commit import Commit, OffsetRange, OutboxEntry, SideOutput, ViewTable
 from headwater.store.dialect import Dialect, Session, ViewWriter
 from headwater.store.ledger import LedgerEntry, find_entry, write_ends, write_entry
 from headwater.store.row_checks import plain_text
@@ -30,6 +30,7 @@ __all__ = [
     "open_epoch",
     "read_outbox",
     "read_side_outputs",
+    "read_skip_positions",
     "write_side_outputs",
 ]
 
@@ -38,30 +39,61 @@ _COLUMNS = 'topic, partition, "offset", occurred_at, received_at, value, reason,
 
 
 def write_side_outputs(
-    session: Session, table: SideTable, query: str, batch: int, events: Sequence[SideOutput]
+    session: Session, table: SideTable, query: str, batch: int, events: Sequence[SideOutput], now: int
 ) -> None:
-    """Write late or quarantined events, replacing existing ones; runs in the caller's transaction."""
+    """Write late or quarantined events, replacing existing ones; runs in the caller's transaction.
+
+    Args:
+        session: A session in a transaction.
+        table: The table.
+        query: The query.
+        batch: The batch that found them.
+        events: The events.
+        now: From when their retention counts, in microseconds since 1970.
+    """
     rows = (
         (
             *(query, event.topic, event.partition, event.offset, event.occurred_at, event.received_at),
-            *(plain_text(event.value), plain_text(event.reason), event.data, batch),
+            *(plain_text(event.value), plain_text(event.reason), event.data, batch, now),
         )
         for event in events
     )
     statement = f"""
-        INSERT INTO hw${table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        INSERT INTO hw${table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (query, topic, partition, "offset") DO UPDATE SET
             occurred_at = excluded.occurred_at, received_at = excluded.received_at,
-            value = excluded.value, reason = excluded.reason, data = excluded.data, batch = excluded.batch
+            value = excluded.value, reason = excluded.reason, data = excluded.data, batch = excluded.batch,
+            kept_at = excluded.kept_at
     """
     session.executemany(statement, rows)
 
 
-def read_side_outputs(session: Session, table: SideTable, query: str) -> list[SideOutput]:
-    """Returns the side outputs of a query, by topic, partition and offset."""
-    order = 'topic, partition, "offset"'
-    rows = session.execute(f"SELECT {_COLUMNS} FROM hw${table} WHERE query = ? ORDER BY {order}", (query,)).fetchall()
-    return [SideOutput(*row) for row in rows]
+_RANGES_PER_STATEMENT = 100
+
+
+def read_side_outputs(
+    session: Session, table: SideTable, query: str, ranges: Sequence[OffsetRange] | None = None
+) -> list[SideOutput]:
+    """Returns the side outputs of a query, in these offset ranges or anywhere, by topic, partition and offset."""
+    select, order = f"SELECT {_COLUMNS} FROM hw${table} WHERE query = ?", 'topic, partition, "offset"'
+    if ranges is None:
+        found = session.execute(f"{select} ORDER BY {order}", (query,)).fetchall()
+        return [SideOutput(*row) for row in found]
+    # One seek of the index for each range; conditions that are joined by OR would read all rows of the query.
+    within = f'{select} AND topic = ? AND partition = ? AND "offset" >= ? AND "offset" < ?'
+    rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # ranges may overlap
+    for start in range(0, len(ranges), _RANGES_PER_STATEMENT):
+        some = ranges[start : start + _RANGES_PER_STATEMENT]
+        parameters = [value for one in some for value in (query, *one)]
+        read = session.execute(" UNION ALL ".join([within] * len(some)), parameters).fetchall()
+        rows |= {row[:3]: row for row in read}
+    return [SideOutput(*rows[position]) for position in sorted(rows)]
+
+
+def read_skip_positions(session: Session, query: str) -> list[tuple[str, int, int]]:
+    """Returns topic, partition and offset of the events that a query skips, in this order."""
+    found = 'SELECT topic, partition, "offset" FROM hw$skips WHERE query = ? ORDER BY 1, 2, 3'
+    return [(topic, partition, offset) for topic, partition, offset in session.execute(found, (query,)).fetchall()]
 
 
 MAX_OUTBOX_BYTES = 1_000_000_000
@@ -128,13 +160,14 @@ def commit_batch(session: Session, dialect: Dialect[Any], commit: Commit, writer
             _write_outbox(session, entry, changes)
         write_states(session, dialect, entry.query, commit.states)
         write_state_sizes(session, entry.query, commit.state_sizes)
-        write_side_outputs(session, "late", entry.query, entry.batch, commit.late)
+        write_side_outputs(session, "late", entry.query, entry.batch, commit.late, entry.committed_at)
         # Before the write: an event that is retried and rejected again stays in quarantine.
         session.executemany(
             'DELETE FROM hw$quarantine WHERE query = ? AND topic = ? AND partition = ? AND "offset" = ?',
             [(entry.query, *position) for position in commit.retried],
         )
-        write_side_outputs(session, "quarantine", entry.query, entry.batch, commit.quarantined)
+        rejected = commit.quarantined
+        write_side_outputs(session, "quarantine", entry.query, entry.batch, rejected, entry.committed_at)
     return True
 
 
@@ -209,7 +242,7 @@ def _mismatch_error(known: LedgerEntry | None, entry: LedgerEntry, last: int) ->
     return LedgerMismatchError(
         f'batch {entry.batch} of "{entry.query}" was offered again with other offsets',
         detail=f"{there}\noffered: {entry.ranges()}",
-        fix=f"headwater doctor, or rebuild {entry.query.rpartition('@')[0]} from the log",
+        fix=f"stop the app; headwater backfill {entry.query.rpartition('@')[0]}",
         query=entry.query,
         batch=entry.batch,
         ledger=None if known is None else known.ranges(),

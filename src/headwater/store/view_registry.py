@@ -15,6 +15,7 @@ from headwater.sql.identifiers import quote
 from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
 from headwater.store.dialect import Dialect, Session
+from headwater.store.pipeline_registry import renew_pipeline
 from headwater.store.state_table import delete_state
 
 __all__ = [
@@ -161,6 +162,7 @@ def make_current(session: Session, dialect: Dialect[Any], name: str, version: in
     _replace_view(session, dialect, table)
     for past in older:
         session.execute_raw(f"DROP TABLE {qualified_name(dialect, past)}")
+    renew_pipeline(session, name)
 
 
 def discard_version(session: Session, dialect: Dialect[Any], name: str, version: int) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import atexit
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from headwater.app import App
 from headwater.backends import open_responder
+from headwater.capture.capture_runner import CaptureRunner
+from headwater.captures import bind_captures, make_runner
 from headwater.client import Client, OpenQueue, connect
+from headwater.client.view import ReadOptions
+from headwater.config import PROFILE
 from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.engine.failpoints import arm, failpoint
@@ -23,6 +28,8 @@ from headwater.events import ManualClock, Receipt
 from headwater.events.envelope import Receipts
 from headwater.log import EventLog
 from headwater.log.maintenance.maintenance import Maintenance
+from headwater.pipelines import Selection
+from headwater.profiles import Profile
 from headwater.store import EventCounts, SqliteDialect, SqlStore
 from headwater.workers import WorkerPool
 
@@ -33,7 +40,9 @@ _spark: list[Spark] = []  # at most one: all tests of a process share it
 
 
 @contextmanager
-def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> Iterator[World]:
+def run(
+    app: App, *, now: datetime | str | None = None, rows: int = 400_000, only: Sequence[str] = ()
+) -> Iterator[World]:
     """Run an app on real Spark, in a temporary folder that is removed afterwards.
 
     The first test of a process starts Spark; all tests share it.
@@ -43,6 +52,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
         now: The initial time of the test clock; the current time, if omitted. Only `advance` moves the clock. With it,
             events that are old when they arrive are history, as on a node; without it, every topic is live.
         rows: The approximate number of events in a batch; a small number divides the same events into more batches.
+        only: The pipelines to run, with those that they read; all, if empty. So a test of one view takes seconds.
 
     Example:
         >>> import headwater as hw
@@ -56,15 +66,20 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
         ...     world.rows("spent"), world.counts("spent").used
         ([{'customer': 1, 'spent': 7}], 2)
     """
-    graph = app.resolve()
     clock = ManualClock(now or datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder:
         log = EventLog(folder, clock=clock)
+        profile = Profile(PROFILE.default)
+        captures = [
+            make_runner(capture, log, Path(folder)) for capture in bind_captures(app, profile, Path(folder), log)
+        ]
+        graph = app.resolve()
         store = SqlStore(SqliteDialect(Path(folder, "store")), clock, partial(failpoint, "in-sink-commit"))
         context = EngineContext(log.folder, log, store, clock, rows=rows, wait=_WAIT)
-        engine = Engine(graph, lambda: get_spark().session, context)
+        names = Selection(tuple(f"+{name.removeprefix('+')}" for name in only)).names(graph)
+        engine = Engine(graph, lambda: get_spark().session, context, names=names, app=app.name)
         engine.start()
-        world = World(engine, context, Maintenance(log, assume_live=now is None), clock, app)
+        world = World(engine, context, Maintenance(log, assume_live=now is None), clock, app, captures)
         try:
             yield world
         finally:
@@ -78,7 +93,7 @@ def get_spark() -> Spark:
     """Returns Spark, which all tests of this process share."""
     if not _spark:
         folder = tempfile.mkdtemp(prefix="headwater-spark-")
-        _spark.append(Spark(Path(folder), SparkSettings(quick=True)))
+        _spark.append(Spark(Path(folder), SparkSettings(lifetime="short")))
         atexit.register(stop_spark)
     return _spark[0]
 
@@ -99,9 +114,16 @@ class World:
     """
 
     def __init__(
-        self, engine: Engine, context: EngineContext, maintenance: Maintenance, clock: ManualClock, app: App
+        self,
+        engine: Engine,
+        context: EngineContext,
+        maintenance: Maintenance,
+        clock: ManualClock,
+        app: App,
+        captures: Sequence[CaptureRunner] = (),
     ) -> None:
         self._engine = engine
+        self._captures = captures
         self._context = context
         self._maintenance = maintenance
         self.clock = clock
@@ -139,24 +161,38 @@ class World:
     def settle(self) -> None:
         """Return when every pipeline has committed all events, and workers have processed every message that is due.
 
-        Workers run in the thread of the test, one message at a time. A failed message is due again after `advance` has
-        passed its backoff.
+        Before, captured tables are brought to the present end of their databases. Workers run in the thread of the
+        test, one message at a time. A failed message is due again after `advance` has passed its backoff.
 
         Raises:
             HeadwaterError: A pipeline was given up.
         """
+        for capture in self._captures:
+            capture.run(threading.Event(), until_end=True)
         self._engine.catch_up()
         while self._worker_pool is not None and self._worker_pool.drain():
             self._engine.catch_up()  # workers may have sent events
 
-    def queue(self, name: str, **options: Any) -> OpenQueue:
-        """Returns a queue of the app; the options are those of `client.queue`."""
-        return self.client.queue(name, **options)
+    def queue(
+        self,
+        name: str,
+        *,
+        group: str | None = None,
+        as_: type | None = None,
+        prefetch: int = 10,
+        timeout: str | timedelta | None = None,
+    ) -> OpenQueue:
+        """Returns a queue of the app, as `client.queue` does."""
+        return self.client.queue(name, group=group, as_=as_, prefetch=prefetch, timeout=timeout)
 
-    def rows(self, view: str, **options: Any) -> list[dict[str, Any]]:
-        """Returns the rows of a view in the order of its key; the options are those of `client.view(…).rows`.
+    def rows(self, view: str, **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
+        """Returns the rows of a view in the order of its key.
 
         The rows that a failed pipeline has committed can still be read.
+
+        Args:
+            view: The view.
+            options: `after`, `timeout`, `where`, `key`, `limit`, `as_of`, `open`, `order`; see `ReadOptions`.
 
         Raises:
             HeadwaterError: There is no such view, or its pipeline failed before its first commit.

@@ -84,6 +84,9 @@ class _TopicToQueue(BridgeRunner):
         self._queue = self._broker.queue(bridge.target)
         self._consumer = client.consumer(bridge.source, group=bridge.group)
         self._codec = MessageCodec()
+        first = client.topic(bridge.source).first_version
+        # A topic that was created again has the offsets of the deleted one, but not its events.
+        self._origin = bridge.source if first == 1 else f"{bridge.source}@{first}"
         self._max_messages = min(_BATCH_SIZE, self._queue.limit or _BATCH_SIZE)
         self._pending: list[Event] = []
 
@@ -99,7 +102,7 @@ class _TopicToQueue(BridgeRunner):
         try:
             for partition, messages in partitions.items():
                 if isinstance(self._broker, BridgeBroker):
-                    self._broker.publish_from(self.bridge.target, f"{self.bridge.source}/{partition}", messages)
+                    self._broker.publish_from(self.bridge.target, f"{self._origin}/{partition}", messages)
                 else:
                     self._broker.publish(self.bridge.target, [message for _, message in messages])
         except OverloadedError as error:  # `_pending` still has them: the next call publishes them again
@@ -118,7 +121,7 @@ class _TopicToQueue(BridgeRunner):
         key = event.key if field is None else (event.value or {}).get(field)
         return OutgoingMessage(
             self._codec.encode(event.value),
-            id=_event_id(event),
+            id=f"{self._origin}/{event.partition}/{event.offset}",
             routing_key=event.topic,
             key=None if key is None else key_text(key),
             headers=dict(event.headers or {}),

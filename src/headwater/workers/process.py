@@ -6,7 +6,6 @@ The node starts and watches it (runner.py). It ends when its standard input clos
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -18,7 +17,9 @@ import msgspec
 from headwater.app import App
 from headwater.app_file import load_app
 from headwater.backends import broker_url, open_log, open_responder
+from headwater.captures import bind_captures
 from headwater.client import Client
+from headwater.diagnostics import write_diagnostics
 from headwater.errors import HeadwaterError
 from headwater.profiles import read_profile
 from headwater.queues import Bridge, Worker
@@ -93,8 +94,7 @@ def main(argument: str) -> int:
     command = msgspec.json.decode(argument, type=WorkerCommand)
     data = Path(command.data).absolute()
     (data / "workers").mkdir(parents=True, exist_ok=True)
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(filename=data / "workers" / "workers.log", level=logging.INFO, format=form)
+    write_diagnostics(data / "workers" / "workers.log")
     # Standard output leads to the node; what user functions print goes to the terminal instead.
     node = os.dup(1)
     os.dup2(2, 1)
@@ -110,7 +110,8 @@ def _run(command: WorkerCommand, data: Path, node: int) -> None:
     ended = threading.Event()
     app = load_app(command.app)
     profile = read_profile(command.profile or None, Path(command.here or "."))
-    log = open_log(profile.log.resolve() if profile.log else str(data))
+    bind_captures(app, profile, data)
+    log = open_log(profile.log.resolve() if profile.log else str(data), data=data)
     client = Client(log, log.clock, queues=broker_url(profile, data))
     pool = WorkerPool(client, command.workers(app), command.bridges(app))
     _watch_parent(ended, pool.failed)

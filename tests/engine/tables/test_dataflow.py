@@ -41,10 +41,10 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     ),
     "decimal nulls": ("select id, price + null as a, null * price as b, price - likes as c from posts", ("id",), None),
     "dates": (
-        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) t, made + interval 1 day as n,"
+        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) t, made + interval 2 days as n,"
         " datediff(made, date '2026-02-27') as days from posts where made > '2026-02-28'",
         ("id",),
-        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) t, made + interval 1 day as n,"
+        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) t, made + interval 2 days as n,"
         " date_diff('day', date '2026-02-27', cast(made as date)) as days from posts where made > '2026-02-28'",
     ),
     "division": (

@@ -160,6 +160,27 @@ def test_silence_does_not_advance_history(open_log: Callable[..., KafkaLog]):
     ]
 
 
+def test_a_topic_without_events_follows_the_other_inputs_of_its_readers(open_log: Callable[..., KafkaLog]):
+    orders, returns, void, stream = (fresh() for _ in range(4))
+    here, elsewhere = open_log(), open_log()
+    for name in (orders, returns, void):
+        here.create(topic(name, idle="1 second" if name != orders else "1 hour"))
+    here.create(topic(stream, external_time=True))
+    at = datetime.now(UTC)
+    hw.Client(elsewhere, elsewhere.clock).send(orders, {"id": 1, "at": at})
+    elsewhere.await_event_time(orders)  # another process indexes this topic
+    opened = here.open_topic(returns)
+    assert opened.partitions[0].state().max_event_time == LOWEST_TIME
+    # One pipeline reads the returns and writes the stream; another one reads the stream, the orders and the void.
+    for pipeline, names in ((stream, [returns]), (fresh(), [stream, orders, void])):
+        for name in names:
+            here.groups.reset(f"hw.pipeline.{pipeline}", name, {0: 0})
+    wait_until(lambda: opened.partitions[0].state().max_event_time > LOWEST_TIME)
+    # By definition: the last whole millisecond below the max event time minus the lateness of ten seconds.
+    expected = (round(at.timestamp() * 1e6) - 10_000_000 - 1) // 1000 * 1000
+    assert opened.partitions[0].state().max_event_time == expected
+
+
 def test_a_new_partition_starts_at_the_lowest_time_of_the_others(open_log: Callable[..., KafkaLog]):
     name = fresh()
     log, reader = open_log(), open_log()

@@ -192,6 +192,23 @@ def test_types_grow_and_the_form_may_change(client: hw.Client, kafka: Broker, fo
 
 
 @pytest.mark.services
+def test_envelopes_of_debezium_are_changes_and_changes_are_envelopes(client: hw.Client, kafka: Broker):
+    name = fresh()
+    client.create_topic(name, hw.changes("id int, name string, price decimal(10,2)"), value_format="debezium")
+    sent = {"before": None, "after": {"id": 7, "name": "tea", "price": "2.50"}, "op": "c", "source": {"ts_ms": 1000}}
+    guess = {"op": "u", "after": {"id": 7, "price": "APo="}}  # perhaps base64, of unknown scale
+    produce(kafka.address, name, *[(b'{"id":7}', json.dumps(each).encode()) for each in (sent, guess)], (b"{}", None))
+    read, bad, tombstone = client.read(name)
+    assert (read.value["op"], read.value["after"]["price"]) == ("insert", Decimal("2.50"))
+    assert "in several ways" in bad.error
+    assert tombstone.value is None
+    client.send(name, read.value | {"op": "update", "after": {"id": 7, "price": "3"}, "unchanged": ["name"]})
+    written = json.loads(consume(kafka.address, name)[-1].value())
+    assert (written["op"], written["source"]["ts_ms"]) == ("u", 1000)
+    assert written["after"] == {"id": 7, "name": "__debezium_unavailable_value", "price": "3.00"}
+
+
+@pytest.mark.services
 @pytest.mark.parametrize("form", FORMS)
 def test_event_time_is_walked_and_bad_messages_move_nothing(kafka: Broker, form: str):
     name = fresh()
@@ -222,7 +239,9 @@ def test_a_folder_takes_the_choice_and_keeps_columns(tmp_path):
 def test_what_cannot_be_is_refused_when_it_is_declared():
     with pytest.raises(BadSettingError) as caught:
         Topic.declare("orders", "id int", value_format="xml")
-    assert caught.value.detail == "it can be: json, avro, arrow"
+    assert caught.value.detail == "it can be: json, avro, arrow, debezium"
+    with pytest.raises(BadSettingError):
+        Topic.declare("orders", "op string, after int", value_format="debezium")
     with pytest.raises(BadTypeError) as wrong:
         Topic.declare("orders", "`two words` int", value_format="avro")
     assert wrong.value.data["field"] == "two words"

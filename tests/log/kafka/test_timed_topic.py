@@ -12,6 +12,7 @@ import headwater as hw
 from headwater.engine.build.inputs import Input
 from headwater.engine.sink.accounting import account_input
 from headwater.engine.sink.checkpoint import PlannedInput
+from headwater.engine.source.batch_planner import BatchLimits, plan_batch
 from headwater.engine.source.visible_rows import VisibleRows
 from headwater.events import SystemClock
 from headwater.log import Topic
@@ -167,3 +168,27 @@ def test_unreadable_records_of_a_table_are_left_out_of_its_count(kafka: Broker):
         found = account_input(log, table, PlannedInput({0: 0}, {0: 2}, 0), None, ())
         assert (found.in_, found.ready, [one.offset for one in found.unreadable]) == (2, 1, [0])
         assert count_as_spark(log, table, 2) == 1
+
+
+def test_batches_of_large_events_are_limited_by_bytes(kafka: Broker):
+    name = fresh()
+    with KafkaLog(f"kafka://{kafka.address}", index_time=True) as log:
+        log.create(Topic.declare(name, TYPE, time="at"))
+        topic, client = log.open_topic(name), hw.Client(log, SystemClock())
+        for number in range(6):
+            note = "x" * (1 << 19)
+            client.send_many(name, [{"id": number, "note": note, "at": "2026-01-01T00:00:00Z"}] * 2)
+            log.await_event_time(name)
+        (partition,) = topic.partitions
+        end = partition.state().next_offset
+        size = partition.size(0, end)
+        assert 12 << 19 <= size < 13 << 19
+        assert plan_batch(topic, {0: 0}, BatchLimits(100, size))[::2] == ({0: end}, False)
+        positions, batches, more = {0: 0}, [], True
+        while more:
+            ends, _, more = plan_batch(topic, positions, BatchLimits(100, 3 << 20))
+            batches.append(partition.size(positions[0], ends[0]))
+            positions = ends
+    assert positions == {0: end}
+    assert max(batches) <= 3 << 20
+    assert sum(batches) == size

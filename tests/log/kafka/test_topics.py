@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import headwater as hw
 from headwater.errors import DataGoneError
+from headwater.events import SystemClock
+from headwater.log.kafka import KafkaLog
 from headwater.log.kafka.topics import KafkaTopics
 from headwater.log.tombstones import TombstoneHorizon, check_tombstones
+from tests.client.shop import fresh
+from tests.log.kafka.plain import consume
+from tests.services.kafka import Broker
 
 HOUR = timedelta(hours=1) // timedelta(microseconds=1)
 NOON = 20_000 * 24 * HOUR
@@ -47,3 +54,27 @@ def test_a_reader_that_began_at_the_start_is_right_for_a_day():
     check_tombstones("products", horizons(NOON + 23 * HOUR, arrivals), {0: 1}, marks)
     with pytest.raises(DataGoneError):
         check_tombstones("products", horizons(NOON + 25 * HOUR, arrivals), {0: 1}, marks)
+
+
+def test_a_group_that_was_away_while_brokers_removed_tombstones_is_refused(kafka: Broker):
+    name, url = fresh(), f"kafka://{kafka.address}?session.timeout.ms=1500"
+    eager = {"segment.ms": "50", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "100"}
+    with KafkaLog(url) as log:
+        client = hw.Client(log, SystemClock())
+        client.create_topic(name, "id int", key="id", compact=True)
+        log.kafka_topics.configure(name, {"cleanup.policy": "compact"} | eager)
+        client.send_many(name, [{"id": n} for n in range(3)])
+        with client.consumer(name, group="away", timeout="5 s") as consumer:
+            assert len(consumer.poll(5, most=1)) == 1
+            consumer.commit()
+        client.delete(name, key=1)
+        deadline = time.monotonic() + 60
+        while any(message.value() is None for message in consume(kafka.address, name)):
+            assert time.monotonic() < deadline, "the brokers removed no tombstone"
+            time.sleep(0.2)  # until the next append begins a segment
+            client.send(name, {"id": 3})
+    with KafkaLog(url) as log:
+        client = hw.Client(log, SystemClock())
+        with pytest.raises(DataGoneError) as caught, client.consumer(name, group="away", timeout="5 s") as consumer:
+            consumer.poll(5)
+        assert caught.value.data["first"] == 1

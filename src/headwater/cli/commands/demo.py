@@ -1,20 +1,20 @@
-"""The command `demo`: runs the demo shop and shows its topics and pipelines as two live tables."""
+"""The command `demo`: runs the demo shop and shows its topics, pipelines and newest rows as live tables."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,17 +22,22 @@ from rich.text import Text
 from headwater import __version__
 from headwater.cli.formatting import format_count, format_duration, plural
 from headwater.cli.options import DEFAULTS, Options, local_folder
-from headwater.cli.output import Column, Output
+from headwater.cli.output import Column, Output, print_view
+from headwater.cli.program import program_name
+from headwater.cli.run_messages import Rates
 from headwater.config import PORT
 from headwater.errors import EnvironmentFaultError, UsageError
+from headwater.events.values import format_value
 from headwater.units import duration
 
 if TYPE_CHECKING:
     from headwater.demo import DemoResult, DemoRun, PipelineFacts
     from headwater.store.status import EngineStatus
+    from headwater.store.views.view_query import ViewResult
 
 __all__ = ["demo"]
 
+_LINE_INTERVAL: Final = 10.0  # seconds between two lines without a terminal
 _CATCH_UP_TIMEOUT: Final = 180.0  # seconds for the pipelines to process the remaining events
 _TOPICS = [
     Column("TOPIC", "topic"),
@@ -67,9 +72,11 @@ def demo(
     """Run a demo shop with live events and pipelines on Spark.
 
     Tills, a web shop and sensors send typed events to a log; six pipelines turn them into views and streams; a node
-    serves log, views and a web page. At the end the demo reconciles its numbers: every acknowledged event is in the
-    log, every pipeline accounts for each of its events, and its rows equal those of a batch query. The exit code is 1
-    if they do not, and 3 if Spark or Java is missing; then only the log runs.
+    serves log, views and a web page. On a terminal, tables show topics, pipelines and the newest rows of a view. At the
+    end of --for the demo reconciles its numbers: every acknowledged event is in the log, every pipeline accounts for
+    each of its events, and its rows equal those of a batch query. The exit code is 1 if they do not, and 3 if Spark or
+    Java is missing; then only the log runs. Ctrl-C ends the demo within 3 seconds, without this check. The data folder
+    stays.
 
     Args:
         what: The demo to run: shop.
@@ -78,7 +85,7 @@ def demo(
         rate: Events per second.
         seed: Seed of the generated events.
         poison: Send some events on which a pipeline fails; they are quarantined.
-        options: Options of every command; without --data the log is in a temporary folder.
+        options: Options of every command; without --data the log is in a new folder for temporary files.
     """
     from headwater.demo import DemoRun, DemoSettings
 
@@ -87,17 +94,28 @@ def demo(
     output = Output(options)
     length = duration(for_).total_seconds() if for_ is not None else None if sys.stdout.isatty() else 10.0
     settings = DemoSettings(rate, seed, poison)
-    with _open_folder(options) as folder, contextlib.closing(DemoRun(folder, _choose_port(port), settings)) as run:
-        run.start()
-        _print_banner(output, run, what, length)
-        with contextlib.suppress(KeyboardInterrupt):
+    folder = local_folder(options) if options.data is not None else Path(tempfile.mkdtemp(prefix="headwater-demo-"))
+    with contextlib.closing(DemoRun(folder, _choose_port(port), settings)) as run:
+        try:
+            run.start()
+            _print_banner(output, run, what, length)
             _watch(output, run, _deadline(length))
-        run.stop_producers()
-        expired = _deadline(_CATCH_UP_TIMEOUT)
-        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C skips the wait
+            run.stop_producers()
+            expired = _deadline(_CATCH_UP_TIMEOUT)
             _watch(output, run, lambda: expired() or run.is_caught_up(), "no more events; the pipelines catch up")
-        result = run.result()
-    return _print_summary(output, result)
+            if not run.is_caught_up():
+                output.note(f"the pipelines have not caught up within {_CATCH_UP_TIMEOUT:g} s; the numbers show it")
+            result, rows = run.result(), run.newest_rows()
+        except KeyboardInterrupt:
+            output.note("stopping; the numbers are not checked: --for 30s does that at its end")
+            run.interrupt()
+            _print_rows(output, run.newest_rows())
+            _print_commands(output, folder)
+            raise
+    code = _print_summary(output, result)
+    _print_rows(output, rows)
+    _print_commands(output, folder)
+    return code
 
 
 def _choose_port(given: int | None) -> int:
@@ -108,15 +126,6 @@ def _choose_port(given: int | None) -> int:
     return 0 if given is None and taken else wanted
 
 
-@contextlib.contextmanager
-def _open_folder(options: Options) -> Iterator[Path]:
-    if options.data is not None:
-        yield local_folder(options)
-        return
-    with tempfile.TemporaryDirectory(prefix="headwater-demo-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
 def _print_banner(output: Output, run: DemoRun, name: str, length: float | None) -> None:
     until = "until Ctrl-C" if length is None else f"for {length:g} s"
     spark = f"missing   {run.missing}" if run.missing else "starting; log and web page already work"
@@ -124,7 +133,7 @@ def _print_banner(output: Output, run: DemoRun, name: str, length: float | None)
     output.note(f"log        ready   {plural(len(run.app.topics), 'topic')} in {run.folder}")
     output.note(f"spark      {spark}")
     output.note(f"shop       {run.settings.rate:g} events/s, {plural(len(run.app.pipelines), 'pipeline')}, {until}")
-    output.note(f"try        headwater tail orders --data {run.folder}")
+    output.note(f"try        {program_name()} tail orders --data {shlex.quote(str(run.folder))}")
 
 
 def _deadline(length: float | None) -> Callable[[], bool]:
@@ -134,12 +143,29 @@ def _deadline(length: float | None) -> Callable[[], bool]:
 
 
 def _watch(output: Output, run: DemoRun, done: Callable[[], bool], hint: str = "Ctrl-C ends") -> None:
-    """Wait until `done`; on a terminal, show live tables meanwhile."""
+    """Wait until `done`; meanwhile show live tables on a terminal, elsewhere a line each ten seconds."""
     if output.terminal and not output.plain:
         _display(run, done, hint)
         return
+    began, seen = time.monotonic(), output.json
+    told = began
     while not done():
+        now = time.monotonic()
+        if not seen and run.newest_rows() is not None:
+            seen = True
+            output.note(f"rows       the view revenue has its first rows, {now - began:.1f} s after the start")
+        if now - told >= _LINE_INTERVAL and not output.json:
+            told = now
+            output.note(f"{now - began:>4.0f} s     {_describe(run)}")
         time.sleep(0.2)
+
+
+def _describe(run: DemoRun) -> str:
+    """Returns what the demo has done so far, as one line."""
+    facts, engine = run.pipelines(), run.engine_status()
+    events, read = sum(run.count_appended().values()), sum(one.counts["in_"] for one in facts)
+    spark = "" if engine.state == "running" else f"; Spark is {engine.state}"
+    return f"{plural(events, 'event')} in the log, {format_count(read)} read by {len(facts)} pipelines{spark}"
 
 
 def _print_summary(output: Output, result: DemoResult) -> int:
@@ -148,6 +174,9 @@ def _print_summary(output: Output, result: DemoResult) -> int:
     )
     if result.pipelines:
         output.print_rows(_PIPELINES, map(_pipeline_row, result.pipelines))
+    if result.pipelines and not output.json:
+        for line in _LEGEND:
+            output.note(line)
     for fault in result.faults:
         output.note(f"does not add up: {fault}")
     if result.faults:
@@ -162,38 +191,43 @@ def _print_summary(output: Output, result: DemoResult) -> int:
     return 0
 
 
+_LEGEND: Final = (
+    "ACKNOWLEDGED: confirmed to the sender; DUPLICATES: sent twice, kept once; IN: what a pipeline has read",
+    "IN = USED for its rows + LATE, after its window + QUARANTINED, the function failed + DROPPED by a policy",
+    "ROWS: the size of the result; DIFFERENT: rows that a batch query over the same events contradicts",
+)
+
+
+def _print_rows(output: Output, rows: ViewResult | None) -> None:
+    """Print rows of the view revenue, for people."""
+    if rows is None or output.json:
+        return
+    output.print_text("")
+    print_view(output, rows)
+    output.note(
+        "the newest rows of the view revenue: one for each minute and category; a late order still changes them"
+    )
+
+
+def _print_commands(output: Output, folder: Path) -> None:
+    """Say where the data is, and how to look at it."""
+    if output.json:
+        return
+    program, place = program_name(), shlex.quote(str(folder))
+    output.note(f"the data stays in {folder}:")
+    for words in ("view revenue", "cat orders --limit 3", "view hw_pipelines", "demo --for 30s"):
+        output.note(f"  {program} {words} --data {place}")
+
+
 def _pipeline_row(facts: PipelineFacts) -> dict[str, Any]:
     counts = {name.rstrip("_"): number for name, number in facts.counts.items()}
     return {"pipeline": facts.name, "state": facts.state, **counts, "rows": facts.rows, "wrong": facts.wrong}
 
 
-_WINDOW: Final = 5.0  # seconds over which rates are measured
 _REFRESH_INTERVAL: Final = 0.5  # seconds
 _LIVE_TOPICS: Final = [Column("TOPIC", "topic"), Column("EVENTS", "events", format_count, right=True)]
 _LIVE_PIPELINES: Final = _PIPELINES[:-2]  # rows are counted and compared at the end
-Counts = dict[str, int]
-
-
-class Rates:
-    """Events per second by name, over the last five seconds.
-
-    Example:
-        >>> rates = Rates()
-        >>> rates.update(10.0, {"orders": 0})["orders"], rates.update(12.0, {"orders": 50})["orders"]
-        (0.0, 25.0)
-    """
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, Counts]] = deque()
-
-    def update(self, now: float, numbers: Counts) -> dict[str, float]:
-        """Add the newest numbers and return the rates."""
-        self._samples.append((now, numbers))
-        while now - self._samples[0][0] > _WINDOW:
-            self._samples.popleft()
-        (start, before), (end, after) = self._samples[0], self._samples[-1]
-        past = end - start
-        return {name: (after[name] - before.get(name, 0)) / past if past > 0 else 0.0 for name in after}
+_LIVE_LEGEND: Final = "IN = USED + LATE (after its window) + QUARANTINED (the function failed) + DROPPED (by a policy)"
 
 
 def _display(run: DemoRun, done: Callable[[], bool], hint: str) -> None:
@@ -209,6 +243,8 @@ def _display(run: DemoRun, done: Callable[[], bool], hint: str) -> None:
                 _live_table(_LIVE_TOPICS, [{"topic": name, "events": counts[name]} for name in counts], rates),
                 Text(),
                 _live_table(_LIVE_PIPELINES, map(_pipeline_row, facts), pipeline_rates),
+                Text(_LIVE_LEGEND, style="dim"),
+                *_live_rows(run.newest_rows()),
             )
             live.update(Group(tables, _engine_line(run.engine_status()), Text(last, style="dim")), refresh=True)
             time.sleep(_REFRESH_INTERVAL)
@@ -220,9 +256,22 @@ def _live_table(columns: list[Column], rows: Iterable[dict[str, Any]], rates: di
     for column in (*columns, Column("RATE", "rate", right=True)):
         table.add_column(column.title, justify="right" if column.right else "left")
     for row in rows:
-        cells = (column.format(row[column.field]) for column in columns)
+        cells = ((column.format or format_value)(row[column.field]) for column in columns)
         table.add_row(*cells, f"{rates[row[columns[0].field]]:,.0f}/s")
     return table
+
+
+def _live_rows(result: ViewResult | None) -> Iterator[RenderableType]:
+    """Yields the newest rows of the view revenue as a table with a title."""
+    if result is None:
+        return
+    yield Text("\nview revenue, newest rows (one for each minute and category)", style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in result.table.schema.names:
+        table.add_column(name.upper())
+    for row in result.rows():
+        table.add_row(*map(format_value, row.values()))
+    yield table
 
 
 def _engine_line(state: EngineStatus) -> Text:

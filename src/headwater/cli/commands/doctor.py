@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +28,17 @@ import pyarrow as pa
 from headwater.cli.commands.status import inspect_node
 from headwater.cli.commands.storage import measure_sync
 from headwater.cli.commands.topics import to_datetime
-from headwater.cli.formatting import format_bytes, format_duration, format_time, plural
+from headwater.cli.formatting import format_bytes, format_duration, plural
+from headwater.cli.machine import core_limit, read_memory
 from headwater.cli.options import DEFAULTS, Flag, Options, local_folder
 from headwater.cli.output import Column, Output
-from headwater.config import PORT
-from headwater.errors import DamagedError, HeadwaterError
+from headwater.config import PORT, SPARK_CORES, SPARK_MEMORY, STATE_MEMORY
+from headwater.engine.spark.class_archive import archive_options
+from headwater.engine.spark.java import find_java, heap_size, java_version, spark_jars
+from headwater.errors import BadSettingError, DamagedError, HeadwaterError, NoJavaError
 from headwater.log import EventLog, Topic
-from headwater.log.storage import AnchoredClock, Disk, StateFile
+from headwater.log.storage import Disk, StateFile
+from headwater.log.storage.anchored_clock import folder_clock
 from headwater.log.storage.segment import FORMAT_VERSION
 from headwater.profiles import Profile
 
@@ -42,6 +49,7 @@ _MIN_SPACE: Final = 100_000_000  # bytes
 _SLOW_SYNC: Final = 50.0  # milliseconds
 _MIN_INSTANCES: Final = 64
 _MIN_WATCHES: Final = 8_192
+_OTHER_MEMORY: Final = 768 << 20  # bytes: classes and code of Java, Python of node, driver and workers
 _EARLIEST_TIME: Final = datetime(2025, 1, 1, tzinfo=UTC)  # an earlier time means that the clock is wrong
 
 
@@ -68,13 +76,74 @@ class Check:
 
 def machine_checks(folder: Path, port: int) -> Iterator[Check]:
     """Yields the checks that need no log."""
-    yield Check("python", CheckState.OK, platform.python_version())
+    yield Check("python", CheckState.OK, f"{platform.python_version()}, {sys.executable}")
+    yield from _check_spark()
+    for name, check in (("cores", _check_cores), ("memory", _check_memory)):
+        try:
+            yield check()
+        except BadSettingError as error:
+            yield Check(name, CheckState.FAIL, error.what, error.fix)
     yield _check_folder(folder)
     yield _check_disk_space(folder)
     yield _check_sync(folder)
     yield _check_inotify()
     yield _check_clock()
     yield _check_port(folder, port)
+
+
+def _check_spark() -> Iterator[Check]:
+    """Check Spark, its Java, and the class archive that makes them start faster; starts none of them."""
+    try:
+        jars = spark_jars()
+        yield Check("spark", CheckState.OK, f"{metadata.version('pyspark')}, {jars.parent}")
+        java = find_java()
+    except HeadwaterError as error:
+        name = "java" if isinstance(error, NoJavaError) else "spark"
+        yield Check(name, CheckState.FAIL, error.what, error.fix)
+        return
+    yield Check("java", CheckState.OK, f"{java_version(java)}, {java}")
+    options = " ".join(archive_options(java, jars))
+    if archive := re.search(r"-XX:SharedArchiveFile=(\S+)", options):
+        yield Check("archive", CheckState.OK, f"{archive[1]} ({format_bytes(Path(archive[1]).stat().st_size)})")
+    else:
+        yield Check(
+            "archive", CheckState.WARN, "no archive of Java's classes: Spark starts slowly", "headwater prepare"
+        )
+
+
+def _check_cores() -> Check:
+    cores, limit = os.cpu_count() or 1, core_limit()
+    used = SPARK_CORES.number() or cores
+    detail = f"{plural(cores, 'core')}, Spark uses {used}"
+    if limit is not None and limit < used:
+        fits = max(1, int(limit))
+        return Check(
+            "cores", CheckState.WARN, f"{detail}, but the limit is {limit:g}", f"{SPARK_CORES.variable}={fits}"
+        )
+    return Check("cores", CheckState.OK, detail)
+
+
+def _check_memory() -> Check:
+    found = read_memory()
+    if found is None:
+        return Check("memory", CheckState.OK, "this system does not report its memory")
+    limit = "" if found.limit is None else f" of which this process may use {format_bytes(found.limit)},"
+    detail = f"{format_bytes(found.total)},{limit} {format_bytes(found.available)} available"
+    needed = memory_of_engine(heap_size(SPARK_MEMORY.read()), STATE_MEMORY.number())
+    if found.usable < needed:
+        detail += f"; an engine with a heap of {SPARK_MEMORY.read()} may need {format_bytes(needed)}"
+        return Check("memory", CheckState.WARN, detail, f"more memory, or {SPARK_MEMORY.variable}=512m")
+    return Check("memory", CheckState.OK, detail)
+
+
+def memory_of_engine(heap: int, state: int) -> int:
+    """Returns the bytes that an engine and a node may need, from Java's heap and the megabytes of state caches.
+
+    Example:
+        >>> memory_of_engine(1 << 30, 256) >> 20
+        2560
+    """
+    return heap + max(heap // 2, 256 << 20) + (state << 20) + _OTHER_MEMORY
 
 
 def _nearest_folder(folder: Path) -> Path:
@@ -132,10 +201,12 @@ def _check_inotify() -> Check:
 
 
 def _check_clock() -> Check:
+    from headwater.events.values import format_moment
+
     now = datetime.now(UTC)
     if now < _EARLIEST_TIME:
-        return Check("clock", CheckState.FAIL, f"the clock shows {format_time(now)}", "set the machine's clock")
-    return Check("clock", CheckState.OK, format_time(now))
+        return Check("clock", CheckState.FAIL, f"the clock shows {format_moment(now)}", "set the machine's clock")
+    return Check("clock", CheckState.OK, format_moment(now))
 
 
 def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
@@ -146,15 +217,8 @@ def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
     return Check("clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back")
 
 
-def folder_clock(log: EventLog) -> AnchoredClock:
-    """Returns the clock of a log's folder."""
-    assert isinstance(log.clock, AnchoredClock)
-    return log.clock
-
-
 def _check_jump(folder: Path) -> Check | None:
-    with EventLog(folder) as log:
-        jump = folder_clock(log).jump
+    jump = folder_clock(folder).jump
     if not jump:
         return None
     detail = f"the wall clock jumped {'ahead' if jump > timedelta(0) else 'back'} by {format_duration(abs(jump))}"
@@ -198,8 +262,9 @@ _COLOURS = {CheckState.OK: "green", CheckState.WARN: "yellow", CheckState.FAIL: 
 def doctor(*, port: int | None = None, accept_clock: Flag = False, options: Options = DEFAULTS) -> int:
     """Check the machine and the data folder.
 
-    With a profile, also checks whether its servers answer. Each problem is printed with its fix. The exit code is 1 if
-    a check failed.
+    Names the Python, Spark and Java that will be used, the archive of classes with which Java starts faster, cores,
+    memory and the limits of a container, free disk space and the duration of a durable write. With a profile, also
+    checks whether its servers answer. Each problem is printed with its fix. The exit code is 1 if a check failed.
 
     Args:
         port: The port to check for the node [default: HEADWATER_PORT, else 8642].
@@ -209,11 +274,13 @@ def doctor(*, port: int | None = None, accept_clock: Flag = False, options: Opti
     output = Output(options)
     folder = local_folder(options)
     if accept_clock:
-        with EventLog(folder) as log:
-            folder_clock(log).renew(accept_wall=True)
+        Disk().make_folder(folder)
+        folder_clock(folder).renew(accept_wall=True)
     checks = list(machine_checks(folder, PORT.number(port)))
     if (folder / "log.json").exists():
         checks += log_checks(folder)
+    if (folder / "clock.json").exists() and (jumped := _check_jump(folder)) is not None:
+        checks.append(jumped)
     checks += server_checks(options.effective_profile)
     _print_checks(output, checks)
     return 1 if any(check.state is CheckState.FAIL for check in checks) else 0
@@ -249,8 +316,6 @@ def log_checks(folder: Path) -> Iterator[Check]:
     if not faults:
         topics = plural(len(_topic_folders(folder)), "topic")
         yield Check("side files", CheckState.OK, f"definitions, types and offsets of {topics} are readable")
-    if (folder / "clock.json").exists() and (jumped := _check_jump(folder)) is not None:
-        yield jumped
     if (behind := check_clock_skew(_latest_append(folder), datetime.now(UTC))) is not None:
         yield behind
 
@@ -275,7 +340,7 @@ def _check_node(folder: Path) -> Check:
         return Check("node", CheckState.OK, f"runs at {known.url}, process {known.pid}")
     if known is not None:
         detail = f"process {known.pid} serves the folder at {known.url}, but does not answer"
-        return Check("node", CheckState.FAIL, detail, f"kill {known.pid}, then headwater run")
+        return Check("node", CheckState.FAIL, detail, f"kill {known.pid}; headwater run app.py")
     if node.stale:
         detail = "a node that died left node.json behind"
         return Check("node", CheckState.WARN, detail, "headwater run   starts a node and replaces the file")

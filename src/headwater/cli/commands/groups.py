@@ -1,4 +1,4 @@
-"""The commands `reset` and `lag`: set the committed offsets of a group; show how far readers are behind."""
+"""The commands `groups`, `reset` and `lag`: list or delete groups, set offsets, show how far readers are behind."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from headwater.cli.deletion import delete, require_delete
 from headwater.cli.formatting import format_count, format_duration, plural
 from headwater.cli.options import DEFAULTS, Flag, Options, PositionText, open_client, parse_position
 from headwater.cli.output import Column, Output, confirm
-from headwater.errors import DamagedError, UnknownGroupError
+from headwater.client.deletion import describe_reader
+from headwater.errors import DamagedError, UnknownGroupError, UsageError
 from headwater.units import duration
 
 if TYPE_CHECKING:
     from headwater.client import Client, Lag, OffsetReset
     from headwater.store.views.lag import PipelineLag
 
-__all__ = ["lag", "reset"]
+__all__ = ["groups", "lag", "reset"]
 
 
 def _format_trend(rate: float | None) -> str:
@@ -52,6 +54,65 @@ _PARTITIONS = [
     Column("END", "end", format_count, right=True),
     Column("OWNER", "owner"),
 ]
+
+
+_GROUP_COLUMNS = [
+    Column("GROUP", "group"),
+    Column("TOPIC", "topic"),
+    Column("EVENTS", "events", format_count, right=True),
+    Column("MEMBERS", "members", format_count, right=True),
+    Column("READER", "reader"),
+]
+
+
+def groups(
+    action: str | None = None,
+    group: str | None = None,
+    /,
+    *,
+    topic: str | None = None,
+    dry_run: Flag = False,
+    yes: Flag = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """List the consumer groups, or delete one.
+
+    EVENTS is the number of events that a group has not read. headwater groups delete GROUP deletes its committed
+    offsets, so retention no longer waits for it: it prints what goes, then asks for the name; without a terminal --yes
+    is required. It is refused while a consumer of the group runs, and for the group of a pipeline of the running app.
+
+    Args:
+        action: The word delete; lists the groups if left out.
+        group: The group to delete.
+        topic: Only the group's offsets on this topic.
+        dry_run: Show what would be deleted and change nothing.
+        yes: Do not ask for confirmation.
+        options: Options of every command.
+    """
+    output = Output(options)
+    if action is not None and group is None:
+        require_delete(action, "groups", "GROUP")
+        raise UsageError("groups delete needs a group", fix="headwater groups delete GROUP", verb="groups")
+    with open_client(options) as client:
+        if group is not None:
+            require_delete(action, "groups", group)
+            preview = client.delete_group(group, topic, dry_run=True)
+            return delete(output, preview, lambda: client.delete_group(group, topic), dry_run=dry_run, yes=yes)
+        rows = [
+            {
+                "group": name,
+                "topic": read,
+                "events": sum(part.events for part in parts),
+                "members": len({part.owner for part in parts if part.owner}),
+                "reader": describe_reader(name),
+            }
+            for (name, read), parts in _by_topic(client.lag()).items()
+            if topic in (None, read)
+        ]
+    output.print_rows(_GROUP_COLUMNS, rows)
+    if not rows:
+        output.note("there are no consumer groups yet; client.consumer(topic, group=…) creates one")
+    return 0
 
 
 def lag(

@@ -9,11 +9,22 @@ import contextlib
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from headwater.cli.formatting import format_count, format_time, plural
-from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, engine_folder, open_client
+from headwater.cli.engine_progress import EngineProgress
+from headwater.cli.formatting import format_count, plural
+from headwater.cli.options import (
+    DEFAULTS,
+    EVERY_PIPELINE,
+    LIMIT,
+    Flag,
+    Options,
+    PipelineOptions,
+    engine_folder,
+    open_client,
+)
 from headwater.cli.output import Column, Output, Progress, confirm
 from headwater.errors import UnknownViewError, UsageError, near_names
 from headwater.events import Codec
@@ -32,8 +43,8 @@ _EVENT_COLUMNS = [
     Column("TOPIC", "topic"),
     Column("PARTITION", "partition", right=True),
     Column("OFFSET", "offset", right=True),
-    Column("OCCURRED AT", "occurred_at", format_time),
-    Column("RECEIVED AT", "received_at", format_time),
+    Column("OCCURRED AT", "occurred_at"),
+    Column("RECEIVED AT", "received_at"),
     Column("REASON", "reason"),
     Column("VALUE", "value"),
 ]
@@ -98,7 +109,8 @@ def _confirm_readers(client: Client, topic: str) -> None:
     readers += [f'group "{group}"' for group in groups if not group.startswith(PIPELINE_GROUP_PREFIX)]
     if readers:
         what = f'every reader of "{topic}" would get the events again and count them as new ones'
-        confirm(what, f"readers: {', '.join(readers)}; headwater retry uses quarantined events once", topic)
+        again = "a retry of the pipeline uses quarantined events once"
+        confirm(what, f"readers: {', '.join(readers)}; {again}", topic)
 
 
 def _resend(client: Client, to: str, name: str, where: str | None, output: Output) -> int:
@@ -178,7 +190,7 @@ def retry(
                 confirm(f"retrying {len(ready)} of them changes {pipeline}", "--dry-run shows the effect", pipeline)
             asked = store.request_retry(query, ready)
     running = state in ("running", "rebuilding") and _engine_runs(folder)
-    when = "the engine takes it with its next batch" if running else "the request waits; headwater run takes it"
+    when = "the engine takes it with its next batch" if running else "the request waits for `headwater run app.py`"
     output.print_record(
         {"pipeline": pipeline, "requested": len(asked), "running": running},
         [f"requested a retry of {plural(len(asked), 'event')} of {pipeline}: {when}"],
@@ -211,6 +223,8 @@ def _retry_outcomes(client: Client, pipeline: str, kind: str, events: list[Quara
     def describe(event: QuarantinedEvent) -> str:
         if event.outcome == "waits":
             return "waits for the pipeline"
+        if event.outcome == "never":
+            return "cannot be used: it is not after 1970"
         if event.offset < starts.get((event.topic, event.partition), 0):
             return "is gone: retention removed it from the log"
         if event.unreadable and not _is_readable(client, event):
@@ -260,7 +274,12 @@ _REPLAY_COLUMNS = [
 
 
 def replay(
-    *pipelines: str, verify: bool = False, app: str | None = None, rows: int = 0, options: Options = DEFAULTS
+    *names: str,
+    verify: bool = False,
+    app: str | None = None,
+    rows: int = 0,
+    pipelines: PipelineOptions = EVERY_PIPELINE,
+    options: Options = DEFAULTS,
 ) -> int:
     """Run committed batches again and compare the rows by hash.
 
@@ -268,10 +287,11 @@ def replay(
     a pipeline produces other rows than before.
 
     Args:
-        pipelines: Pipelines by name; all views and streams of the app if left out.
+        names: Pipelines, as in --select; all views and streams of the app if left out.
         verify: Compare the rows; required, the only mode.
         app: The app's file [default: the one that was last run on this folder].
         rows: Approximate number of events per batch.
+        pipelines: Which pipelines to run again.
         options: Options of every command.
     """
     if not verify:
@@ -281,11 +301,13 @@ def replay(
     folder = engine_folder(options)
     file = _find_app_file(app, folder)
     output = Output(options)
+    selection = replace(pipelines, select=(*names, *pipelines.select)).selection()
     output.note("Spark is starting; then each pipeline runs again from its first offset")
-    found = [
-        document | {"verdict": "same" if document["before"] == document["now"] else "DIFFERENT"}
-        for document in again(file, folder, pipelines, rows, options.profile, output.note)
-    ]
+    with EngineProgress(output) as progress:
+        found = [
+            document | {"verdict": "same" if document["before"] == document["now"] else "DIFFERENT"}
+            for document in again(file, folder, selection, rows, options.profile, progress.note, progress.update)
+        ]
     output.print_rows(_REPLAY_COLUMNS, found)
     return 0 if all(document["verdict"] == "same" for document in found) else 1
 
@@ -318,6 +340,7 @@ def backfill(view: str, /, *, from_: str = "earliest", app: str | None = None, o
     file = _find_app_file(app, folder)
     output = Output(options)
     output.note("Spark is starting; then the view is rebuilt from the log")
-    catch_up(file, folder, [view], from_, options.profile, output.note)
+    with EngineProgress(output) as progress:
+        catch_up(file, folder, [view], from_, options.profile, progress.note, on_progress=progress.update)
     output.print_record({"view": view, "from": from_, "current": True}, [f"{view} is rebuilt and current"])
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from headwater.cli.formatting import format_count, format_time, plural
+from headwater.cli.formatting import format_count, plural
 from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, open_client
 from headwater.cli.output import Column, Output, Progress
 from headwater.errors import BadSettingError, UsageError
@@ -31,7 +31,7 @@ _COUNT_COLUMNS = [
 _DEAD_LETTER_COLUMNS = [
     Column("NUMBER", "number", right=True),
     Column("GROUP", "group", lambda group: group or "-"),
-    Column("DIED AT", "died_at", format_time),
+    Column("DIED AT", "died_at"),
     Column("WHY", "why"),
     Column("ATTEMPTS", "attempts", right=True),
     Column("LAST ERROR", "error"),
@@ -73,7 +73,7 @@ def queues(
             ]
             output.print_rows(_COUNT_COLUMNS, rows)
             if not rows:
-                output.note("there are no queues yet; headwater run app.py creates those of an app")
+                output.note("there are no queues yet; `headwater run app.py` creates those of an app")
             return 0
         letters = [_dead_letter_row(one, letter) for one in names for letter in client.broker.dead_letters(one, group)]
     output.print_rows(_DEAD_LETTER_COLUMNS, letters[:limit])

@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 from cyclopts import Parameter
 
-from headwater.cli.formatting import escape, format_time, plural
+from headwater.cli.formatting import escape, plural
 from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, PositionText, open_client, parse_position
 from headwater.cli.output import Output
 from headwater.client.consumer import open_reader
 from headwater.errors import BadOffsetError, BadSettingError
 from headwater.events import key_bytes
+from headwater.events.values import format_value
 from headwater.log import LogBatch
 from headwater.log.reader import TopicReader
 
@@ -151,7 +152,7 @@ class EventPrinter:
 
     def _format_event(self, event: Event, value: bytes) -> str:
         key = "" if event.key is None else key_bytes(event.key).decode(errors="replace")
-        prefix = f"{format_time(event.occurred_at)}  {event.partition}:{event.offset}  {key}".rstrip()
+        prefix = f"{format_value(event.occurred_at)}  {event.partition}:{event.offset}  {key}".rstrip()
         late = "  late" if event.late else ""
         text = "deleted" if event.tombstone else event.error or value.decode()
         return f"{self._output.style(escape(prefix), 'dim')}{self._output.style(late, 'yellow')}  {escape(text)}"

@@ -1,125 +1,40 @@
-"""The command `send`: appends JSON from an argument or stdin to a topic.
-
-Input is read in chunks of lines. A line is a value, or a whole event with key, times and headers as `cat`
-prints it.
-"""
+"""The commands `send` and `complete`: append JSON from an argument or stdin to a topic."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import os
 import re
-import select
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import pyarrow as pa
 from cyclopts import Parameter
 
-from headwater.cli.formatting import format_time, plural
+from headwater.cli.event_lines import Chunk, EventOverrides, LineParser, parse_documents, read_chunks
+from headwater.cli.formatting import plural
 from headwater.cli.options import DEFAULTS, Flag, Options, PositionText, open_client
 from headwater.cli.output import Output, Progress
-from headwater.errors import BadEventError, BadKeyError, BadSettingError, TooLargeError, UsageError
-from headwater.events import MAX_JSON_LINE, Codec, check_headers, check_traceparent, key_bytes
-from headwater.events.values import format_moment, preview
-from headwater.log import Topic, WriteBatch
-from headwater.log.storage.frame import ENVELOPE
-from headwater.log.write_batch import EventEncoder
-from headwater.units import micros, moment
+from headwater.client.sender import EventSender, merge_receipts, no_receipts
+from headwater.errors import BadJsonError, BadSettingError, HeadwaterError, TooLargeError, UnknownTopicError, UsageError
+from headwater.events import Receipt, SystemClock, check_headers
+from headwater.events.values import format_moment
+from headwater.log.invalid_events import InvalidEvent, find_invalid, names_row, reason_of
+from headwater.units import moment
 
 if TYPE_CHECKING:
     from headwater.client import Client
     from headwater.events.envelope import Receipts
+    from headwater.log import Topic
 
-__all__ = ["complete", "send"]
+__all__ = ["Refusals", "complete", "send"]
 
-_CHUNK: Final = 4 << 20  # bytes
-_PAUSE: Final = 0.05  # seconds without input, then the lines read so far are sent
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Lines that are sent together, each with its number in the input; blank ones are left out."""
-
-    lines: list[bytes] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-
-
-def parse_documents(text: bytes) -> Chunk:
-    r"""Returns the events of a whole input: an object, an array of objects, or one object per line.
-
-    Example:
-        >>> parse_documents(b'[{"a": 1}, {"a": 2}]').lines, parse_documents(b'{"a": 1}\n\n{"a": 2}\n').numbers
-        ([b'{"a": 1}', b'{"a": 2}'], [1, 3])
-    """
-    try:
-        if text.lstrip()[:1] == b"[":
-            whole = msgspec.json.decode(text, type=list[msgspec.Raw])
-        else:
-            whole = [msgspec.json.decode(text, type=msgspec.Raw)]
-    except msgspec.DecodeError:
-        return _number_lines(text.split(b"\n"), 1)
-    lines = [bytes(raw).strip().replace(b"\n", b" ") for raw in whole]  # no JSON text holds a bare newline
-    return Chunk(lines, list(range(1, len(lines) + 1)))
-
-
-def read_chunks(stream: BinaryIO) -> Iterator[Chunk]:
-    """Yields the lines of a stream in chunks of up to 4 MiB; a pause in the input also ends a chunk.
-
-    An input that ends within the first chunk may also be one JSON document over several lines.
-
-    Raises:
-        TooLargeError: A line exceeds the limit; raised before more of it is read.
-    """
-    rest, number = b"", 1
-    for block, last in _read_blocks(stream):
-        if last and number == 1:
-            yield parse_documents(rest + block)
-            return
-        whole, newline, rest = (rest + block).rpartition(b"\n")
-        if newline:
-            lines = whole.split(b"\n")
-            yield _number_lines(lines, number)
-            number += len(lines)
-        if len(rest) > MAX_JSON_LINE:
-            what = f"line {number} has more than {MAX_JSON_LINE} bytes"
-            raise TooLargeError(what, limit=MAX_JSON_LINE, line=number)
-    if rest:
-        yield _number_lines([rest], number)
-
-
-def _number_lines(lines: list[bytes], first: int) -> Chunk:
-    full = [(line.strip(), number) for number, line in enumerate(lines, first) if line.strip()]
-    return Chunk([line for line, _ in full], [number for _, number in full])
-
-
-def _read_blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Yields blocks of the stream, each with a flag for the end of the input."""
-    try:
-        handle = stream.fileno()
-    except (OSError, io.UnsupportedOperation):
-        while block := stream.read(_CHUNK):
-            yield block, len(block) < _CHUNK
-        return
-    waiting = select.poll()
-    waiting.register(handle)
-    ended = False
-    while not ended:
-        buffer = bytearray()
-        # The first read waits as long as it takes; after it, a pause ends the block.
-        while len(buffer) < _CHUNK and not ended and (not buffer or waiting.poll(_PAUSE * 1000)):
-            piece = os.read(handle, _CHUNK - len(buffer))
-            buffer += piece
-            ended = not piece
-        yield bytes(buffer), ended
-
+_MAX_REASONS: Final = 10
 
 # Errors count the rows of a chunk; the user needs the line of the input.
 _ROW_PREFIX = re.compile(r"^(?:line|row) \d+")
@@ -127,52 +42,64 @@ _ROW_PREFIX = re.compile(r"^(?:line|row) \d+")
 
 def send(
     topic: str,
-    event: str | None = None,
+    event: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     /,
     *,
     key: Annotated[str | None, Parameter(name=["--key", "-k"], allow_leading_hyphen=True)] = None,
     header: Annotated[list[str] | None, Parameter(negative="")] = None,
     event_time: PositionText | None = None,
     complete: Flag = False,
+    skip_invalid: Flag = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Send JSON events to a topic.
+    """Send JSON events to a topic, or publish JSON messages to a queue.
 
     Reads an argument or stdin: one object, an array of objects, or one object per line. Lines that `headwater cat
     --envelope` printed keep their key, times and headers. Input is read and sent in chunks; if a line of a chunk is
-    not valid, nothing of the chunk is sent.
+    not valid, nothing of the chunk is sent. Invalid lines of a topic with `invalid=` go to the topic named there.
 
     Args:
         topic: The topic to send to.
-        event: The event, or an array of events; stdin if left out.
+        event: The event, or an array of events; stdin if it is `-` or left out.
         key: Key of all events; also sets the key column of the type.
         header: Header of all events, as name=value; may be repeated.
         event_time: Event time of all events: a time with zone, or a relative time such as -5m.
+        skip_invalid: Leave invalid lines out: TOPIC.refused.jsonl keeps them as they were, and a table counts them by
+            reason.
         complete: These events complete the history of the topic: afterwards, its event time advances to the present.
         options: Options of every command.
     """
     output = Output(options)
     overrides = _parse_overrides(key, header, event_time)
-    sent = dropped = 0
+    event = _check_event(event)
+    refusals = Refusals(topic) if skip_invalid else None
+    sent = dropped = diverted = 0
     with open_client(options) as client:
-        client.topic(topic)  # raises for an unknown topic before the user types anything
+        if _is_queue(client, topic):
+            published = _publish(client, topic, event)
+            output.note(f"published {plural(published, 'message')} to queue {topic}")
+            return 0
         typed = event is None and sys.stdin.isatty()
         if typed:
             output.note(f"reading events for {topic}, one JSON object per line; Ctrl-D ends the input")
         progress = Progress(output, f"sending to {topic}")
-        for receipts in _send_chunks(client, topic, event, overrides):
+        for receipts in _send_chunks(client, topic, event, overrides, refusals):
             dropped += len(receipts) if receipts.dropped else 0
-            sent += 0 if receipts.dropped else len(receipts)
+            diverted += receipts.diverted
+            sent += 0 if receipts.dropped else len(receipts) - len(receipts.invalid)
             if options.json:
-                names = ("topic", "partition", "offset", "duplicate", "dropped")
-                output.print_rows([], ({name: getattr(receipt, name) for name in names} for receipt in receipts))
+                output.print_rows([], map(msgspec.structs.asdict, receipts))
             if not typed:
                 progress.update(sent)
         progress.close()
         if complete:
             client.complete(topic)
+        into = f" to {client.topic(topic).invalid}" if diverted else ""
     lost = f", {dropped:,} dropped by the topic's overload policy" if dropped else ""
-    output.note(f"sent {plural(sent, 'event')} to {topic}{lost}")
+    aside = f", {diverted:,} invalid{into}" if diverted else ""
+    output.note(f"sent {plural(sent, 'event')} to {topic}{lost}{aside}")
+    for line in refusals.lines() if refusals is not None else ():
+        output.note(line)
     return 0
 
 
@@ -190,8 +117,48 @@ def complete(topic: str, /, *, options: Options = DEFAULTS) -> int:
     output = Output(options)
     with open_client(options) as client:
         reached = client.complete(topic)
-    output.print_record({"topic": topic, "event_time": reached}, [f"{topic} is complete up to {format_time(reached)}"])
+    output.print_record(
+        {"topic": topic, "event_time": reached}, [f"{topic} is complete up to {format_moment(reached)}"]
+    )
     return 0
+
+
+def _is_queue(client: Client, name: str) -> bool:
+    """Whether a name is that of a queue; raises for a name that is neither a topic nor a queue."""
+    try:
+        client.topic(name)
+    except UnknownTopicError:
+        with contextlib.suppress(HeadwaterError):  # a node has no queues over HTTP, a profile may have no broker
+            if name in client.queues():
+                return True
+        raise
+    return False
+
+
+def _publish(client: Client, queue: str, event: str | None) -> int:
+    """Publish each line of the argument or of stdin; returns how many messages there were."""
+    given = iter([parse_documents(event.encode())]) if event is not None else read_chunks(sys.stdin.buffer)
+    done = 0
+    with client.queue(queue) as opened:
+        for chunk in given:
+            values = []
+            for line, number in zip(chunk.lines, chunk.numbers, strict=True):
+                try:
+                    values.append(msgspec.json.decode(line))
+                except msgspec.DecodeError as error:
+                    raise BadJsonError(f"line {number} is not JSON: {error}", detail=_progress_text(done)) from None
+            opened.publish_many(values)
+            done = chunk.numbers[-1] if chunk.numbers else done
+    return done
+
+
+def _check_event(argument: str | None) -> str | None:
+    """Returns the event; None for `-`, which means stdin. Raises for what begins like an option."""
+    if argument is not None and argument.startswith("-") and argument != "-":
+        raise UsageError(
+            f"headwater send: unknown option: {argument}", fix="headwater send --help", verb="send", option=argument
+        )
+    return None if argument == "-" else argument
 
 
 def _parse_overrides(key: str | None, headers: list[str] | None, event_time: str | None) -> EventOverrides:
@@ -204,9 +171,11 @@ def _parse_overrides(key: str | None, headers: list[str] | None, event_time: str
     return EventOverrides(key, check_headers(pairs), None if event_time is None else moment(event_time))
 
 
-def _send_chunks(client: Client, topic: str, event: str | None, overrides: EventOverrides) -> Iterator[Receipts]:
-    """Yields the receipts of each batch that was sent."""
-    parser = LineParser(client.topic(topic), overrides)
+def _send_chunks(
+    client: Client, topic: str, event: str | None, overrides: EventOverrides, refusals: Refusals | None
+) -> Iterator[Receipts]:
+    """Yields the receipts of each batch that was sent, and those of invalid lines."""
+    parser = LineParser(client.topic(topic), overrides, checks_keys=refusals is not None)
     given = iter([parse_documents(event.encode())]) if event is not None else read_chunks(sys.stdin.buffer)
     done = 0
     while True:
@@ -217,13 +186,68 @@ def _send_chunks(client: Client, topic: str, event: str | None, overrides: Event
             raise
         if chunk is None:
             return
+        now = time.time_ns() // 1000
         try:
-            batches = parser.parse(chunk.lines, time.time_ns() // 1000)
+            batches = parser.parse(chunk.lines, now)
         except UsageError as error:
-            raise _add_line_number(error, chunk, done) from error
+            if not names_row(error) or (parser.topic.invalid is None and refusals is None):
+                raise _add_line_number(error, chunk, done) from error
+            invalid = find_invalid(chunk.lines, partial(parser.parse, sent_at=now))
+            yield _set_apart(client, parser.topic, chunk, invalid, refusals)
+            batches = parser.parse([line for row, line in enumerate(chunk.lines) if row not in invalid], now)
         for batch in batches:
             yield client.log.append(topic, batch)
         done = chunk.numbers[-1] if chunk.numbers else done
+
+
+def _set_apart(
+    client: Client, topic: Topic, chunk: Chunk, invalid: Mapping[int, UsageError], refusals: Refusals | None
+) -> Receipts:
+    """Divert the invalid lines of a chunk if their topic says where to, or refuse them; returns their receipts."""
+    found = [
+        InvalidEvent.of(topic.name, chunk.lines[row], error, f"line {chunk.numbers[row]} of the input")
+        for row, error in invalid.items()
+    ]
+    if topic.invalid is not None:
+        receipts = EventSender(client.log, SystemClock()).divert(topic, found)
+    else:
+        assert refusals is not None
+        refusals.add((chunk.numbers[row], chunk.lines[row], reason_of(error)) for row, error in invalid.items())
+        receipts = [Receipt(topic.name, -1, -1, refused=event.reason) for event in found]
+    return merge_receipts(no_receipts(topic.name), dict(enumerate(receipts)))
+
+
+class Refusals:
+    """The invalid lines of an input: writes them to a file as they were, and counts their reasons.
+
+    Args:
+        topic: The topic of the lines. The file is TOPIC.refused.jsonl, or one with a number if there is such a file:
+            its lines may be the input, or may not have been sent yet.
+    """
+
+    def __init__(self, topic: str) -> None:
+        names = chain([f"{topic}.refused.jsonl"], (f"{topic}.refused-{number}.jsonl" for number in count(2)))
+        self.path = next(path for path in map(Path, names) if not path.exists())
+        self._reasons: Counter[str] = Counter()
+        self._first: dict[str, int] = {}
+
+    def add(self, lines: Iterable[tuple[int, bytes, str]]) -> None:
+        """Write lines to the file, each given with its number and the reason."""
+        with self.path.open("ab") as file:
+            for number, line, reason in lines:
+                file.write(line + b"\n")
+                self._reasons[reason] += 1
+                self._first.setdefault(reason, number)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what to say about them in the end: their number, the file, and the most frequent reasons."""
+        if not self._reasons:
+            return
+        yield f"refused {plural(self._reasons.total(), 'invalid line')}, written to {self.path}"
+        for reason, number in self._reasons.most_common(_MAX_REASONS):
+            yield f"  {number:,}x {reason} (first: line {self._first[reason]})"
+        if (more := len(self._reasons) - _MAX_REASONS) > 0:
+            yield f"  and {plural(more, 'other reason')}"
 
 
 def _add_line_number(error: UsageError, chunk: Chunk, done: int) -> UsageError:
@@ -234,219 +258,14 @@ def _add_line_number(error: UsageError, chunk: Chunk, done: int) -> UsageError:
     number = chunk.numbers[row]
     detail = "\n".join(part for part in (error.detail, _progress_text(done)) if part)
     data = error.data | {"line": number, "sent_lines": done}
-    what = _ROW_PREFIX.sub(f"line {number}", error.what)
-    return type(error)(what if what != error.what else f"line {number}: {what}", detail=detail, fix=error.fix, **data)
+    named = _ROW_PREFIX.match(error.what)
+    what = _ROW_PREFIX.sub(f"line {number}", error.what) if named else f"line {number}: {error.what}"
+    return type(error)(
+        what, detail=detail, fix=error.fix or ("--skip-invalid" if len(chunk.lines) > 1 else None), **data
+    )
 
 
 def _progress_text(done: int) -> str:
     if not done:
         return "nothing was sent"
     return f"lines 1 to {done} were sent; to continue, send the output of: tail -n +{done + 1}"
-
-
-_Object = dict[str, msgspec.Raw]
-
-
-@dataclass(frozen=True)
-class EventOverrides:
-    """Options that apply to all events: key, headers, event time."""
-
-    key: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    time: datetime | None = None
-
-
-class _CloudEvent(msgspec.Struct):
-    """A CloudEvents document in structured mode, as `headwater cat --envelope` prints it."""
-
-    specversion: Literal["1.0"]
-    id: str
-    source: str
-    type: str
-    data: msgspec.Raw = msgspec.Raw(b"")
-    time: str | None = None
-    partitionkey: str | None = None
-    senttime: str | None = None
-    headers: str | None = None
-    traceparent: str | None = None
-    tombstone: bool = False
-
-
-@dataclass
-class _ParsedEvent:
-    """One event: its value as JSON, its key as text, and the envelope by column name, as in `PendingEvent`."""
-
-    value: bytes
-    key: str | None = None
-    envelope: dict[str, Any] = field(default_factory=dict)
-    tombstone: bool = False
-
-
-class LineParser:
-    """Converts lines to batches for one topic.
-
-    Args:
-        topic: The topic.
-        overrides: Options that apply to all events.
-    """
-
-    def __init__(self, topic: Topic, overrides: EventOverrides) -> None:
-        self._topic = topic
-        self._overrides = overrides
-        self._encoder = EventEncoder(topic)
-        self._whole_events = "specversion" not in topic.schema.names
-
-    def parse(self, lines: list[bytes], sent_at: int) -> list[WriteBatch]:
-        """Return batches for all lines, in order; all lines are checked first.
-
-        Raises:
-            BadEventError: A line does not match the topic's type; `data` has its `row` among these lines.
-        """
-        if self._overrides == EventOverrides() and not any(b'"specversion"' in line for line in lines):
-            return [self._encoder.encode_json(lines, sent_at)] if lines else []
-        items = [self._parse_line(line, row, sent_at) for row, line in enumerate(lines)]
-        batches: list[WriteBatch] = []
-        first = 0
-        for tombstone, members in groupby(items, key=lambda item: item.tombstone):
-            group = list(members)
-            try:
-                batches += self._tombstone_rows(group) if tombstone else [self._event_rows(group, sent_at)]
-            except BadEventError as error:
-                if isinstance(error.data.get("row"), int):
-                    error.data["row"] += first
-                raise
-            first += len(group)
-        return batches
-
-    def _parse_line(self, line: bytes, row: int, sent_at: int) -> _ParsedEvent:
-        # A topic with a field "specversion" holds plain values that only look like CloudEvents documents.
-        item = self._parse_cloud_event(line, row) if self._whole_events and b'"specversion"' in line else None
-        item = item or _ParsedEvent(line)
-        envelope, overrides = item.envelope, self._overrides
-        envelope.setdefault("_hw.sent_at", sent_at)
-        if overrides.headers:
-            envelope["_hw.headers"] = list((dict(envelope.get("_hw.headers", ())) | overrides.headers).items())
-        if overrides.key is not None:
-            item.key = overrides.key
-        if overrides.time is not None:
-            envelope["_hw.occurred_at"] = micros(overrides.time)
-        # A key column or time column takes precedence: the value has it.
-        if item.key is not None and not self._topic.key:
-            envelope["_hw.key"] = item.key.encode()
-        if self._topic.time:
-            envelope.pop("_hw.occurred_at", None)
-        if not item.tombstone:
-            item.value = self._fill_columns(item.value, row)
-        return item
-
-    def _parse_cloud_event(self, line: bytes, row: int) -> _ParsedEvent | None:
-        """Returns the event of a CloudEvents document; None if the line is not one."""
-        try:
-            document = msgspec.json.decode(line, type=_CloudEvent)
-        except msgspec.ValidationError as error:
-            if "specversion" not in _parse_object(line):
-                return None
-            what = f"row {row}: not a CloudEvents 1.0 document: {str(error).replace('`', '')}"
-            raise BadEventError(what, row=row) from None
-        except msgspec.DecodeError:
-            return None
-        envelope = {
-            "_hw.id": document.id,
-            "_hw.occurred_at": _parse_micros(document.time),
-            "_hw.sent_at": _parse_micros(document.senttime),
-            "_hw.headers": _parse_headers(document.headers, row),
-            "_hw.traceparent": document.traceparent and check_traceparent(document.traceparent),
-            "_hw.source": document.source,
-        }
-        given = {name: value for name, value in envelope.items() if value is not None}
-        return _ParsedEvent(bytes(document.data), document.partitionkey, given, document.tombstone)
-
-    def _fill_columns(self, value: bytes, row: int) -> bytes:
-        """Returns the value with the given key and event time, if its type has columns for them."""
-        fill_key = bool(self._overrides.key is not None and self._topic.key)
-        if not fill_key and not (self._overrides.time is not None and self._topic.time):
-            return value
-        found = _parse_object(value)
-        if fill_key:
-            self._fill_key(found, row)
-        if self._overrides.time is not None and self._topic.time:
-            found[self._topic.time] = _to_raw(format_moment(self._overrides.time))
-        return msgspec.json.encode(found) if found else value
-
-    def _fill_key(self, found: _Object, row: int) -> None:
-        text = self._overrides.key or ""
-        parts = self._parse_key(text)
-        for name, part in zip(self._topic.key, parts, strict=True):
-            known = msgspec.json.decode(found[name]) if name in found else None
-            if known is not None and key_bytes(known) != key_bytes(msgspec.json.decode(part)):
-                raise BadKeyError(
-                    f'the key {preview(text)} is not the event\'s "{name}", which is {preview(known)}',
-                    detail=f'topic "{self._topic.name}" is keyed by {", ".join(self._topic.key)}',
-                    fix="omit --key: the key is read from the event",
-                    row=row,
-                )
-            found[name] = part
-
-    def _parse_key(self, text: str) -> list[msgspec.Raw]:
-        """Returns the key as one JSON text per key column; several columns are given as a JSON array."""
-        fields = [self._topic.schema.field(name) for name in self._topic.key]
-        if len(fields) == 1:
-            if pa.types.is_integer(fields[0].type) or pa.types.is_boolean(fields[0].type):
-                with contextlib.suppress(msgspec.DecodeError):
-                    return [msgspec.json.decode(text, type=msgspec.Raw)]
-            return [_to_raw(text)]
-        try:
-            parts = msgspec.json.decode(text, type=list[msgspec.Raw])
-        except msgspec.DecodeError:
-            parts = []
-        if len(parts) != len(fields):
-            what = f"{preview(text)} is not a key of topic {self._topic.name!r}"
-            columns = ", ".join(self._topic.key)
-            raise BadKeyError(what, detail=f"its key is a JSON array of {columns}", topic=self._topic.name)
-        return parts
-
-    def _tombstone_rows(self, items: list[_ParsedEvent]) -> Iterator[WriteBatch]:
-        for item in items:
-            if item.key is None or not self._topic.key:
-                what = f'a tombstone of topic "{self._topic.name}" needs a key'
-                raise BadKeyError(what, topic=self._topic.name)
-            fields = [self._topic.schema.field(name) for name in self._topic.key]
-            row = dict(zip(self._topic.key, self._parse_key(item.key), strict=True))
-            codec = Codec(pa.schema(fields))
-            values = codec.rows(codec.decode_json([msgspec.json.encode(row)]))[0]
-            yield self._encoder.encode_tombstone(tuple(values.values()), item.envelope["_hw.sent_at"])
-
-    def _event_rows(self, items: list[_ParsedEvent], sent_at: int) -> WriteBatch:
-        rows = self._encoder.encode_json([item.value for item in items], sent_at)
-        names = {name for item in items for name in item.envelope}
-        envelope = {
-            column.name: pa.array([item.envelope.get(column.name) for item in items], column.type)
-            for column in ENVELOPE
-            if column.name in names
-        }
-        return replace(rows, envelope=envelope)
-
-
-def _parse_object(text: bytes) -> _Object:
-    """Returns the members of a JSON object as raw JSON; empty for anything else, which the codec refuses later."""
-    try:
-        return msgspec.json.decode(text, type=_Object)
-    except msgspec.DecodeError:
-        return {}
-
-
-def _to_raw(text: str) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(text))
-
-
-def _parse_micros(text: str | None) -> int | None:
-    return None if text is None else micros(moment(text))
-
-
-def _parse_headers(text: str | None, row: int) -> list[tuple[str, str]] | None:
-    if text is None:
-        return None
-    try:
-        return list(check_headers(msgspec.json.decode(text, type=dict[str, str])).items()) or None
-    except msgspec.DecodeError as error:
-        raise BadEventError(f"row {row}: the headers are not a JSON object of text: {error}", row=row) from None

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headwater.cli.commands.topics import event_count, to_datetime
-from headwater.cli.formatting import format_duration, plural
-from headwater.cli.options import DEFAULTS, Options, engine_folder, local_folder, open_client
-from headwater.cli.output import Output
+from headwater.cli.formatting import format_bytes, format_duration, plural
+from headwater.cli.options import DEFAULTS, Flag, Options, engine_folder, local_folder, open_client
+from headwater.cli.output import Column, Output
 from headwater.errors import UnreachableError
 from headwater.server import NodeInfo, find_node
-from headwater.store.status import read_engine_status
+from headwater.store.status import EngineMemory, MemoryReport, read_engine_memory, read_engine_status
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -72,23 +72,63 @@ def fetch_health(url: str) -> dict[str, Any] | None:
     return found if answer.status == 200 and "status" in found else None
 
 
-def status(*, options: Options = DEFAULTS) -> int:
+def status(*, disk: Flag = False, options: Options = DEFAULTS) -> int:
     """Show whether a node is running, and what the log holds.
+
+    With --disk, show instead the size of everything in the data folder, how long it is kept, and the groups for which
+    retention keeps events that it would remove.
 
     The exit code is 3 if a node died or does not answer. Programs can also use a folder without a node. If the log is
     on Kafka, there is no node, and the state of this folder's engine is shown.
 
     Args:
+        disk: Show sizes by part.
         options: Options of every command.
     """
     output = Output(options)
+    if disk:
+        return _print_disk(output, options)
     node = _find_node(options)
     with open_client(options) as client:
         document = {"node": _node_facts(node, options), "folder": options.target} | _log_facts(client)
     if options.kafka:
         document |= {"log": str(options.effective_profile.log), "engine": _engine_facts(local_folder(options))}
-    output.print_record(document, _lines(document))
+    memory = _read_memory(node, options)
+    output.print_record(document | {"memory": msgspec.to_builtins(memory)}, [*_lines(document), *_memory_lines(memory)])
     return 0 if node.state in ("running", "none") else UnreachableError.exit_code
+
+
+_PARTS: Final = [
+    Column("PART", "part"),
+    Column("NAME", "name"),
+    Column("SIZE", "size", lambda size: "" if size is None else format_bytes(size), right=True),
+    Column("KEPT", "kept"),
+]
+_HELD: Final = [
+    Column("HELD BACK", "topic"),
+    Column("PARTITION", "partition", right=True),
+    Column("BY GROUP", "group"),
+    Column("OFFSET", "offset", right=True),
+    Column("EVENTS", "events", right=True),
+    Column("OLDEST", "age", format_duration, right=True),
+    Column("READER", "reader"),
+]
+
+
+def _print_disk(output: Output, options: Options) -> int:
+    with open_client(options) as client:
+        usage = client.disk_usage()
+    document: Any = msgspec.to_builtins(usage) | {"total": usage.total}
+    if output.json:
+        output.print_record(document, [])
+        return 0
+    total = {"part": "total", "name": "", "size": usage.total, "kept": ""}
+    output.print_rows(_PARTS, [*sorted(document["parts"], key=lambda part: -(part["size"] or 0)), total])
+    if usage.held:
+        output.print_text("")
+        output.print_rows(_HELD, document["held"])
+        output.note("`headwater groups delete GROUP` deletes a group that is no longer used")
+    return 0
 
 
 def _find_node(options: Options) -> NodeStatus:
@@ -119,6 +159,31 @@ def _engine_facts(folder: Path) -> dict[str, Any]:
         return {"state": last.state, "detail": last.detail, "pid": last.pid}
     failed = last.state == "failed"
     return {"state": "failed" if failed else "stopped", "detail": last.detail if failed else ""}
+
+
+def _read_memory(node: NodeStatus, options: Options) -> MemoryReport:
+    """Returns the memory as the node reports it; without a node, that of this folder's engine."""
+    if node.health is not None:
+        return msgspec.convert(node.health.get("memory", {"node": 0}), MemoryReport)
+    return MemoryReport(0, None if options.remote else read_engine_memory(engine_folder(options)))
+
+
+def _memory_lines(memory: MemoryReport) -> list[str]:
+    """Returns the memory by part, largest first; nothing if no process runs."""
+    parts = {"node": memory.node, **(_engine_parts(memory.engine) if memory.engine else {})}
+    shown = [f"{name} {format_bytes(size)}" for name, size in sorted(parts.items(), key=lambda part: -part[1]) if size]
+    return [f"memory     {format_bytes(sum(parts.values())):<9} {', '.join(shown)}"] if shown else []
+
+
+def _engine_parts(engine: EngineMemory) -> dict[str, int]:
+    return {
+        "engine": engine.driver,
+        "Java heap": engine.java_heap,
+        "Java classes": engine.java_classes,
+        "Java, other": engine.java_native,
+        "state stores": engine.state_store,
+        plural(engine.python_processes, "Python worker"): engine.python_workers,
+    }
 
 
 def _log_facts(client: Client) -> dict[str, Any]:
@@ -161,7 +226,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
     words = {
         "running": f"running   {about['url']} (process {about['pid']}, since {about['started_at']})",
         "silent": f"silent    process {about['pid']} at {about['url']} runs but does not answer",
-        "died": "died      it left node.json behind; headwater run starts another",
+        "died": "died      it left node.json behind; `headwater run app.py` starts another",
         "none": "none      no node serves this folder; programs can use it without one",
     }
     place = document.get("log", document["folder"])
@@ -179,5 +244,5 @@ def _lines(document: dict[str, Any]) -> list[str]:
         lines.append(f"waiting    {waiting['reason']:<9} {waiting['topic']}; if all of it is loaded: {waiting['fix']}")
     if document["pipelines_failed"]:
         names = ", ".join(document["pipelines_failed"])
-        lines.append(f"failed     {len(document['pipelines_failed']):<9} {names}; headwater view hw_pipelines says why")
+        lines.append(f"failed     {len(document['pipelines_failed']):<9} {names}; why: headwater view hw_pipelines")
     return lines

@@ -1,12 +1,13 @@
-"""The command `topics`: lists the topics of a log, or describes one."""
+"""The command `topics`: lists the topics of a log, describes one, or deletes one."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from headwater.cli.formatting import format_count, format_duration, format_plain, format_time
-from headwater.cli.options import DEFAULTS, Options, open_client
+from headwater.cli.deletion import delete, require_delete
+from headwater.cli.formatting import format_count, format_duration
+from headwater.cli.options import DEFAULTS, Flag, Options, open_client
 from headwater.cli.output import Column, Output
 
 if TYPE_CHECKING:
@@ -22,33 +23,53 @@ _TOPICS = [
     Column("KEY", "key"),
     Column("TIME", "time"),
     Column("DURABILITY", "durability"),
-    Column("LAST EVENT", "last_at", format_time),
+    Column("LAST EVENT", "last_at"),
 ]
 _PARTITIONS = [
     Column("PARTITION", "partition", right=True),
     Column("FIRST OFFSET", "start", format_count, right=True),
     Column("NEXT OFFSET", "end", format_count, right=True),
-    Column("EVENT TIME", "event_time", format_time),
-    Column("LAST APPEND", "appended_at", format_time),
+    Column("EVENT TIME", "event_time"),
+    Column("LAST APPEND", "appended_at"),
 ]
 
 
-def topics(name: str | None = None, /, *, options: Options = DEFAULTS) -> int:
-    """List the topics, or describe one.
+def topics(
+    name: str | None = None,
+    target: str | None = None,
+    /,
+    *,
+    dry_run: Flag = False,
+    yes: Flag = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """List the topics; describe or delete one.
+
+    headwater topics NAME prints type, settings, partitions and append counters of a topic. headwater topics delete NAME
+    deletes it with its events and the offsets of its groups: it prints what goes and who will miss it, then asks for
+    the name; without a terminal --yes is required. It is refused while a running pipeline or bridge reads the topic,
+    and while a pipeline that exists writes it.
 
     Args:
-        name: A topic to describe: its type, settings, partitions and append counters.
+        name: A topic to describe, or the word delete.
+        target: The topic to delete.
+        dry_run: Show what would be deleted and change nothing.
+        yes: Do not ask for confirmation.
         options: Options of every command.
     """
     output = Output(options)
     with open_client(options) as client:
+        if target is not None:
+            require_delete(name, "topics", target)
+            preview = client.delete_topic(target, dry_run=True)
+            return delete(output, preview, lambda: client.delete_topic(target), dry_run=dry_run, yes=yes)
         if name is not None:
             _describe(output, client.log, name)
             return 0
         rows = [_topic_row(client.log, client.log.topic(known)) for known in client.topics()]
     output.print_rows(_TOPICS, rows)
     if not rows:
-        output.note("there are no topics yet; headwater run app.py creates those of an app")
+        output.note("there are no topics yet; `headwater run app.py` creates those of an app")
     return 0
 
 
@@ -116,7 +137,7 @@ def _topic_lines(topic: Topic, document: dict[str, Any]) -> list[str]:
     decided = " + ".join(f"{name} {number:,}" for name, number in counts.items() if name != "offered" and number)
     facts = {
         "type": f"{document['type']}   (version {topic.version})",
-        "key": format_plain(topic.key) or "none",
+        "key": ",".join(topic.key) or "none",
         "time": f"{topic.event_time_source}, lateness {format_duration(topic.lateness)}, "
         f"idle after {format_duration(topic.idle)}",
         "keeps": "the newest event of each key" if topic.compact else _format_retention(document["retention"]),

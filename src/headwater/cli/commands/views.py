@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from headwater.cli.commands.topics import to_datetime
-from headwater.cli.formatting import escape, format_count, format_plain, format_time
+from headwater.cli.formatting import escape, format_count
 from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, open_client
-from headwater.cli.output import Column, Output, format_window, print_view
+from headwater.cli.output import Column, Output, print_view
 from headwater.errors import BadSettingError
 
 if TYPE_CHECKING:
@@ -61,8 +61,11 @@ def changes(
 
 
 def _format_change(change: Change) -> str:
+    from headwater.events.values import format_moment
+
     key = ", ".join(map(_format_value, change.key))
-    return escape(f"{format_time(change.transaction.committed_at)}  {change.op:6}  {key}  {_format_difference(change)}")
+    committed = format_moment(change.transaction.committed_at)
+    return escape(f"{committed}  {change.op:6}  {key}  {_format_difference(change)}")
 
 
 def _format_difference(change: Change) -> str:
@@ -75,17 +78,18 @@ def _format_difference(change: Change) -> str:
 
 
 def _format_value(value: Any) -> str:
-    if isinstance(value, dict) and list(value) == ["start", "end"]:
-        return format_window(value)
-    return "null" if value is None else format_plain(value)
+    from headwater.events.values import format_value
+
+    return "null" if value is None else format_value(value)
 
 
 def sql(text: str, /, *, limit: Annotated[int, LIMIT] = 1000, options: Options = DEFAULTS) -> int:
-    """Run a SELECT over views.
+    """Run a SELECT over views and tables.
 
     The query runs in the store, read-only and with limits on time and memory. In an embedded store (SQLite), times are
-    RFC 3339 text, decimals are text, and a window "w" is the two columns "w.start" and "w.end". System views:
-    hw_pipelines, hw_batches, hw_late, hw_quarantine, hw_state.
+    RFC 3339 text, decimals are text, and a window "w" is the two columns "w.start" and "w.end". A table (compacted
+    topic) is loaded for the query, with at most a million rows. System views: hw_pipelines, hw_batches, hw_late,
+    hw_quarantine, hw_state.
 
     Args:
         text: The query.
@@ -103,10 +107,7 @@ def sql(text: str, /, *, limit: Annotated[int, LIMIT] = 1000, options: Options =
     ]
     output.print_rows(
         columns,
-        [
-            {name: cell.hex() if isinstance(cell, bytes) else cell for name, cell in zip(names, row, strict=True)}
-            for row in answer.rows
-        ],
+        [dict(zip(names, row, strict=True)) for row in answer.rows],
     )
     if not answer.complete:
         output.note(f"only the first {len(answer.rows):,} rows; --limit shows more, up to 10,000")
@@ -129,7 +130,7 @@ _VIEWS = [
     Column("ROWS", "rows", lambda rows: "" if rows is None else format_count(rows), right=True),
     Column("KEY", "key"),
     Column("WINDOW", "window"),
-    Column("COMPLETE UP TO", "watermark", format_time),
+    Column("COMPLETE UP TO", "watermark"),
     Column("VERSION", "version", right=True),
     Column("CHANGES", "changes"),
 ]
@@ -144,7 +145,7 @@ class RowSelection:
     where: str | None = None
     """Only rows that meet a condition in SQL, such as "n > 100"."""
     key: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")] = None
-    """Only the row with this key; once per key column, a window as start/end."""
+    """Only the row with this key; once per key column, a window as start..end."""
     order: _Text = None
     """Columns to sort by, separated by commas; - before a column sorts descending [default: the key]."""
     limit: Annotated[int | None, LIMIT] = None
@@ -163,13 +164,13 @@ _ALL_ROWS = RowSelection()
 
 
 def view(name: str | None = None, /, *, selection: RowSelection = _ALL_ROWS, options: Options = DEFAULTS) -> int:
-    """Print the rows of a view, or list the views.
+    """Print the rows of a view or table, or list the views.
 
     A view with windows has a column that says "open" for windows whose rows may still change, and "closed" for the
     others. System views: hw_pipelines, hw_batches, hw_late, hw_quarantine, hw_state.
 
     Args:
-        name: The view; lists all views if left out.
+        name: The view or table; lists all views if left out.
         selection: A selection of rows.
         options: Options of every command.
     """
@@ -179,7 +180,7 @@ def view(name: str | None = None, /, *, selection: RowSelection = _ALL_ROWS, opt
             infos = client.view_source.views()
             output.print_rows(_VIEWS, map(_view_row, infos))
             if not infos:
-                output.note("there are no views yet; headwater run app.py creates those of an app")
+                output.note("there are no views yet; `headwater run app.py` creates those of an app")
             return 0
         result = client.view_source.read(_view_query(client, name, selection))
         print_view(output, result)

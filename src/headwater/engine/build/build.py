@@ -30,6 +30,7 @@ from headwater.engine.build.table_views import (
 )
 from headwater.engine.source.log_source import LogSource
 from headwater.engine.spark.error_translation import translate_error
+from headwater.engine.spark.refusals import Refusal, explain_final_rows, explain_refusal
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import apply_with_weights
 from headwater.events import storage_schema
@@ -55,7 +56,8 @@ class BuiltQuery:
         time: The column that holds the event time, if there is one.
         state: A description of Spark's state; a query can only continue if it is unchanged.
         has_weights: Whether its rows carry weights (see `apply_with_weights`).
-        delay: How much older than the watermark its rows may be, in microseconds: the range of its joins.
+        delay: How much older than the watermark its rows may be, in microseconds: the range of its joins, and the time
+            that `hw.enrich` waits.
         sink_stage: The operator at the sink; None if all steps run in Spark.
         spark_operators: Descriptions of the state of Headwater's operators in Spark.
         quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.
@@ -110,6 +112,12 @@ class BuiltQuery:
             return {}
         topics = {input_.name: input_.topic for input_ in self.inputs if input_.row_behaviour is None}
         return {f"lateness.{name}": format_duration(topic.lateness) for name, topic in topics.items()}
+
+    @property
+    def overwrites_rows(self) -> bool:
+        """Whether the row of a key is that of its newest event: no step combines the events of a key."""
+        combined = any(step == "aggregate" or step.startswith("states of ") for step in self.stateful)
+        return self.pipeline.kind is PipelineKind.VIEW and not self.has_weights and not combined
 
     @property
     def emits_versions(self) -> bool:
@@ -176,6 +184,10 @@ def build(
     if is_table_query(pipeline, inputs, operators):
         return _build_over_tables(spark, pipeline, pipeline.sql, inputs, input_options)
     _refuse_unsafe(first, pipeline, inputs, operators)
+    if scope.delays:
+        checks.refuse_waited_rows(
+            pipeline, plan_analysis.event_time_steps_after_operators(plan_analysis.plan_of(first))
+        )
     return _build_in_spark(spark, pipeline, inputs, input_options, (first, scope))
 
 
@@ -191,7 +203,8 @@ def _build_in_spark(
     plan = plan_analysis.plan_of(first)
     operators = tuple(plan_analysis.stateful_steps(plan))
     mode_error = partial(plan_analysis.output_mode_error, first)
-    mode = checks.choose_mode(pipeline, stateful=bool(operators), mode_error=mode_error)
+    explain = partial(_explain, first, pipeline, inputs, operators)
+    mode = checks.choose_mode(pipeline, stateful=bool(operators), mode_error=mode_error, explain=explain)
     event_time_steps = _event_time_steps(plan, scope)
     view = pipeline.kind is PipelineKind.VIEW
     has_weights = view and not operators and any(input_.row_behaviour for input_ in inputs)
@@ -202,6 +215,7 @@ def _build_in_spark(
     input_options = replace(
         input_options,
         drop_late=bool(event_time_steps),
+        after_1970=scope.waits_in_spark or any(plan_analysis.event_time_steps(plan)),
         alignment_files=_alignment_files(plan, inputs, input_options, has_weights=has_weights),
         ipc_batches=True,
         columns={} if whole else prune_columns(session, pipeline.apply, inputs),
@@ -222,7 +236,7 @@ def _build_in_spark(
         pipeline, inputs, input_options, frame, mode, operators, schema, plan_analysis.window_column(shown),
         plan_analysis.event_time_column(shown),
         "\n".join((plan_analysis.state_text(plan), *scope.state_forms)), has_weights,
-        plan_analysis.join_delay(first), spark_operators=tuple(scope.descriptions),
+        plan_analysis.join_delay(first) + sum(scope.delays), spark_operators=tuple(scope.descriptions),
         quarantine_metrics=tuple(scope.quarantine_metrics), state_metrics=tuple(scope.state_metrics),
         checks_key=has_weights and not _is_key_proved(first, pipeline, inputs), event_time_steps=event_time_steps,
         before_state=before_state if scope.descriptions else pipeline.apply,
@@ -273,6 +287,7 @@ def _build_with_sink_stage(
     input_options = replace(
         input_options,
         drop_late=bool(event_time_steps),
+        after_1970=scope.waits_in_spark or any(plan_analysis.event_time_steps(plan)),
         columns=prune_columns(session, lambda tables: split(tables)[0].frame(), inputs),
         alignment_files=_alignment_files(plan, inputs, input_options, has_weights=False),
         ipc_batches=True,
@@ -292,7 +307,7 @@ def _build_with_sink_stage(
         plan_analysis.window_column(from_arrow_schema(schema)), time if time in schema.names else None,
         "\n".join((plan_analysis.state_text(plan_analysis.plan_of(frame)), *scope.state_forms[:-1],
         sink_stage.operator.form)),
-        WEIGHT in sink_stage.operator.schema.names, sink_stage=sink_stage,
+        WEIGHT in sink_stage.operator.schema.names, sum(scope.delays), sink_stage=sink_stage,
         spark_operators=tuple(scope.descriptions[:-1]),
         quarantine_metrics=tuple(scope.quarantine_metrics), state_metrics=tuple(scope.state_metrics),
         checks_key=WEIGHT in sink_stage.operator.schema.names, event_time_steps=event_time_steps,
@@ -389,11 +404,22 @@ def _is_key_proved(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ..
     return len(inputs) == 1 and bool(inputs[0].view_key) and set(inputs[0].view_key) <= set(sources)
 
 
+def _explain(
+    frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...], message: str
+) -> Refusal | None:
+    """Returns the refusal for a message of Spark about the plan of a pipeline, if it is known."""
+    found = explain_refusal(message, pipeline, plan_analysis.plan_of(frame).toString())
+    if found is not None or "without watermark" not in message:
+        return found
+    times = [field.name for field in inputs[0].topic.schema if pa.types.is_timestamp(field.type)]
+    return explain_final_rows(pipeline, operators, plan_analysis.window_column(frame.schema), times)
+
+
 def _refuse_unsafe(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...]) -> None:
     plan = plan_analysis.plan_of(frame)
     checks.refuse_nondeterminism(pipeline, plan.toString())
     checks.refuse_deduplication_within_watermark(pipeline, plan_analysis.deduplications_within_watermark(plan))
-    checks.refuse_unbounded_join(pipeline, plan_analysis.join_wait_times(frame))
+    checks.refuse_unbounded_join(pipeline, plan_analysis.join_wait_times(frame), inputs)
     if operators:
         checks.refuse_changing_rows(pipeline, inputs)
 

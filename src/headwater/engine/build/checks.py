@@ -21,8 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.engine.build.inputs import Input, RowBehaviour
+from headwater.engine.build.placement import WAIT_DETAIL, WAIT_FIX, WAIT_PROBLEM
 from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY, Mode, scala_items
 from headwater.engine.source.visible_rows import HIDDEN_COLUMNS
+from headwater.engine.spark.refusals import Refusal
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Pipeline, PipelineKind
 
@@ -38,6 +40,7 @@ __all__ = [
     "refuse_history",
     "refuse_nondeterminism",
     "refuse_unbounded_join",
+    "refuse_waited_rows",
 ]
 
 logger = logging.getLogger("headwater.engine")
@@ -119,19 +122,37 @@ def refuse_nondeterminism(pipeline: Pipeline, plan: str) -> None:
         raise pipeline_error(pipeline, what, detail, fix, function=found[1])
 
 
-def refuse_unbounded_join(pipeline: Pipeline, wait_times: Iterable[tuple[str, int | None]]) -> None:
+def refuse_unbounded_join(
+    pipeline: Pipeline, wait_times: Iterable[tuple[str, int | None]], inputs: tuple[Input, ...] = ()
+) -> None:
     """Refuse a stream join without a time range: Spark would keep its rows for ever.
 
     Args:
         pipeline: The pipeline.
         wait_times: How long rows of each side of each join wait for a match, as `join_wait_times` returns it.
+        inputs: Its inputs; one of them may be a table that is read as a stream by mistake.
     """
     for side, wait in wait_times:
         if wait is None:
+            _refuse_table_as_stream(pipeline, inputs)
             what = f"{pipeline} joins two streams without a time range: rows of the {side} side wait for ever"
             detail = "state would grow without bound, and an outer join would never emit unmatched rows"
             fix = "add a range to the condition: paid_at between placed_at and placed_at + interval 10 minutes"
             raise pipeline_error(pipeline, what, detail, fix, side=side)
+
+
+def _refuse_table_as_stream(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
+    tables = [input_ for input_ in inputs if input_.key and not input_.is_table]
+    tables = [input_ for input_ in tables if input_.topic.compact or input_.row_behaviour is RowBehaviour.CHANGING]
+    events = [input_ for input_ in inputs if input_ not in tables]
+    if pipeline.sql is not None or not tables or not events:
+        return
+    table, columns = tables[0], tables[0].key
+    on = f'"{columns[0]}"' if len(columns) == 1 else f"[{', '.join(repr(name) for name in columns)}]"
+    what = f'{pipeline} joins "{events[0].name}" with the changes of the table "{table.name}", not with its rows'
+    detail = f"a parameter annotated DataFrame is a stream of changes: annotate it as {table.name}: hw.Table"
+    fix = f"hw.enrich({events[0].name}, {table.name}, on={on})"
+    raise pipeline_error(pipeline, what, detail, fix, table=table.name)
 
 
 def refuse_deduplication_within_watermark(pipeline: Pipeline, deduplications: Iterable[tuple[str, ...]]) -> None:
@@ -151,6 +172,17 @@ def refuse_deduplication_within_watermark(pipeline: Pipeline, deduplications: It
         detail = "Spark expires it by the delay of its own watermark; Headwater's watermark comes from the log"
         fix = f'hw.deduplicate(…, by={by}, within="10 minutes")'
         raise pipeline_error(pipeline, what, detail, fix, function="dropDuplicatesWithinWatermark", columns=columns)
+
+
+def refuse_waited_rows(pipeline: Pipeline, steps: Iterable[str]) -> None:
+    """Refuse a step that waits for event time after `hw.enrich(wait=…)`: Spark would drop rows that have waited.
+
+    Args:
+        pipeline: The pipeline.
+        steps: The steps that wait for event time and follow the operator.
+    """
+    for step in steps:
+        raise pipeline_error(pipeline, f"{pipeline}: {step} {WAIT_PROBLEM}", WAIT_DETAIL, WAIT_FIX, step=step)
 
 
 def refuse_changing_rows(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
@@ -187,13 +219,20 @@ def refuse_history(pipeline: Pipeline) -> None:
         raise pipeline_error(pipeline, what, fix=annotate if pipeline.sql is None else declare)
 
 
-def choose_mode(pipeline: Pipeline, *, stateful: bool, mode_error: Callable[[Mode], str | None]) -> Mode:
+def choose_mode(
+    pipeline: Pipeline,
+    *,
+    stateful: bool,
+    mode_error: Callable[[Mode], str | None],
+    explain: Callable[[str], Refusal | None] = lambda _: None,
+) -> Mode:
     """Choose the output mode: rows as early as possible for a view, final rows for everything else.
 
     Args:
         pipeline: The pipeline.
         stateful: Whether a step of its plan keeps state.
         mode_error: Returns why Spark refuses the plan in a mode; None if it accepts it.
+        explain: Returns the refusal for a message of Spark, if it is known.
 
     Raises:
         BadPipelineError: Spark can run it in no mode.
@@ -204,6 +243,11 @@ def choose_mode(pipeline: Pipeline, *, stateful: bool, mode_error: Callable[[Mod
     reason = mode_error("append")
     if reason is None:
         return "append"
+    # What no mode accepts says more than "not in append mode".
+    reasons = (mode_error("update") or "", reason)
+    refusal = next(filter(None, map(explain, reasons)), None)
+    if refusal is not None:
+        raise pipeline_error(pipeline, refusal.what, refusal.detail, refusal.fix)
     detail = f"Spark: {reason}" if view else f"its rows would change after they were written\nSpark: {reason}"
     fix = "headwater help BAD_PIPELINE" if view else "make it a view, or group by a window of the event time"
     raise pipeline_error(pipeline, f"{pipeline} cannot run on a stream", detail, fix)

@@ -140,8 +140,11 @@ class InputOptions:
         skip_files: The files with the offsets to skip, by name of the input.
         start_offsets: The offsets at which the query begins, by name of the input.
         drop_late: Whether late rows are left out.
+        after_1970: Whether events up to 1970 are left out: steps of Spark wait for event time.
         extra_lateness: Time to wait for late rows in addition to the topic's lateness.
         batch_rows: The approximate number of rows in a batch while catching up.
+        batch_size: The limit of bytes of a batch, which its inputs share.
+        budget_file: The file of a smaller limit, after a batch that needed too much memory.
         cores: The number of tasks of a batch.
         max_wait: The longest wait for events, in seconds; 0 never waits.
         columns: The columns to read, by name of the input; all, by default.
@@ -158,8 +161,11 @@ class InputOptions:
     skip_files: Mapping[str, str]
     start_offsets: Mapping[str, Mapping[int, int]]
     drop_late: bool = True
+    after_1970: bool = False
     extra_lateness: timedelta = timedelta()
     batch_rows: int = 1_000_000
+    batch_size: int = 64 << 20
+    budget_file: str = ""
     cores: int = 2
     max_wait: float = 1.0
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -174,10 +180,12 @@ class InputOptions:
             return -1
         return (input_.topic.lateness + self.extra_lateness) // timedelta(microseconds=1)
 
-    def retry_rule(self, input_: Input) -> Literal["always", "watermark", "rebuild"]:
+    def retry_rule(self, input_: Input) -> Literal["always", "watermark", "after 1970", "rebuild"]:
         """Returns when a quarantined event of an input can be retried (see `VisibleRows.retry_mask`)."""
         if input_.is_table or input_.ops:
             return "rebuild"
+        if self.after_1970:
+            return "after 1970"
         return "always" if self.lateness(input_) < 0 else "watermark"
 
     def columns_of(self, input_: Input) -> tuple[str, ...]:
@@ -186,7 +194,8 @@ class InputOptions:
 
     def visible_rows(self, input_: Input) -> VisibleRows:
         """Returns the selection of rows and of all columns of an input, with the lateness of this query."""
-        return VisibleRows(tuple(input_.schema.names), input_.time, input_.ops, self.lateness(input_), input_.side)
+        names = tuple(input_.schema.names)
+        return VisibleRows(names, input_.time, input_.ops, self.lateness(input_), input_.side, self.after_1970)
 
 
 def stream_inputs(
@@ -220,7 +229,10 @@ def source_options(inputs: tuple[Input, ...], number: int, input_options: InputO
         "columns": json.dumps(input_options.columns_of(input_)),
         "time": input_.time,
         "lateness": str(input_options.lateness(input_)),
+        "after_1970": str(input_options.after_1970),
         "rows": str(input_options.batch_rows),
+        "size": str(input_options.batch_size),
+        "budget": input_options.budget_file,
         "cores": str(input_options.cores),
         "skips": input_options.skip_files[input_.name],
         "retries": input_options.retry_files.get(input_.name, ""),

@@ -24,6 +24,7 @@ from headwater.engine.build.plan_analysis import (
     EVENT_TIME,
     HIDDEN_PREFIX,
     STATE_METRIC_PREFIX,
+    contains_operator,
     event_time_column,
     plan_of,
     restore_position,
@@ -37,6 +38,9 @@ from headwater.pipelines import Table
 
 __all__ = [
     "KEY_GROUPS",
+    "WAIT_DETAIL",
+    "WAIT_FIX",
+    "WAIT_PROBLEM",
     "BuildScope",
     "OperatorFactory",
     "build_scope",
@@ -53,6 +57,9 @@ KEY_GROUPS: Final = 8
 
 It limits the number of parallel tasks. Each key group costs about a millisecond of CPU per batch.
 """
+WAIT_PROBLEM: Final = "waits for event time, and follows hw.enrich(wait=…)"
+WAIT_DETAIL: Final = "an event that has waited for its row is older than the watermark, and would be dropped"
+WAIT_FIX: Final = "return the result of hw.enrich in an @app.stream, and read that stream in another pipeline"
 _SINK_STAGE: Final = "_hw_after_spark"
 _POSITION_HELP: Final = (
     "select, where and union keep it; groupBy, distinct, explode, mapInArrow and joins of streams do not"
@@ -72,6 +79,8 @@ class BuildScope:
         state_forms: Descriptions of the format of each state, which are stored and compared.
         last_only: The operators that must be the last step.
         event_time_operators: The operators whose result depends on the watermark.
+        waits_in_spark: Whether one of them runs in Spark.
+        delays: How much older than the watermark the rows of operators may be, in microseconds; only those above 0.
         entry_inputs: The inputs of operators that do not come from another operator.
         quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.
         state_metrics: The names of the metrics with which operators in Spark report the size of their state.
@@ -84,6 +93,8 @@ class BuildScope:
     state_forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
     event_time_operators: list[str] = field(default_factory=list)
+    waits_in_spark: bool = False
+    delays: list[int] = field(default_factory=list)
     entry_inputs: list[StageInput] = field(default_factory=list)
     quarantine_metrics: list[str] = field(default_factory=list)
     state_metrics: list[str] = field(default_factory=list)
@@ -168,7 +179,7 @@ def without_hidden(schema: pa.Schema) -> pa.Schema:
 
 
 def place_operator(
-    make: OperatorFactory, inputs: tuple[StageInput, ...], description: str, operator_name: str
+    make: OperatorFactory, inputs: tuple[StageInput, ...], description: str, operator_name: str, *, delay: int = 0
 ) -> DataFrame:
     """Returns the result of an operator.
 
@@ -177,6 +188,7 @@ def place_operator(
         inputs: Its inputs.
         description: A description of its state, for messages.
         operator_name: The name of the function that the user called.
+        delay: How much older than the watermark its rows may be, in microseconds.
     """
     scope = _require_scope(operator_name)
     # Equal events differ only in partition and offset.
@@ -192,10 +204,12 @@ def place_operator(
     )
     # This text is stored in manifests and compared at start: changing its wording would refuse existing state.
     scope.state_forms.append(f"{KEY_GROUPS} buckets by checksum of {inside.form}")
+    _record_delay(scope, inside, inputs, operator_name, delay)
     if WEIGHT in inside.schema.names:
         scope.last_only.append(operator_name)
     if inside.uses_event_time:
         scope.event_time_operators.append(operator_name)
+        scope.waits_in_spark |= in_spark
     frames, times = [one.frame for one in inputs], [one.time for one in inputs]
     time = times[0] if times[0] in inside.schema.names else None
     event_time = frames[0].schema[times[0]].metadata
@@ -213,6 +227,20 @@ def place_operator(
     if not in_spark:
         setattr(result, _SINK_STAGE, SinkStage(beside, inputs, (description,)))
     return result
+
+
+def _record_delay(
+    scope: BuildScope, operator: Operator, inputs: tuple[StageInput, ...], operator_name: str, delay: int
+) -> None:
+    if delay:
+        scope.delays.append(delay)
+    elif operator.uses_event_time and scope.delays and any(_follows_operator(one.frame) for one in inputs):
+        refuse(f"{operator_name} {WAIT_PROBLEM}", WAIT_FIX, detail=WAIT_DETAIL)
+
+
+def _follows_operator(frame: DataFrame) -> bool:
+    plan = plan_of(frame)
+    return _operator_placeholder.__name__ in plan.toString() or contains_operator(plan)
 
 
 def _operator_placeholder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -30,10 +30,12 @@ __all__ = [
     "WATERMARK_DELAY_KEY",
     "Mode",
     "append_all",
+    "contains_operator",
     "count_reads",
     "deduplications_within_watermark",
     "event_time_column",
     "event_time_steps",
+    "event_time_steps_after_operators",
     "frame_of",
     "join_delay",
     "join_wait_times",
@@ -325,6 +327,25 @@ def _preserves_rows(plan: Any, *, deep: bool = False) -> bool:
     if kind.startswith("Deduplicate") and PARTITION in [column.name() for column in scala_items(plan.keys())]:
         return False
     return not deep or all(_preserves_rows(child, deep=True) for child in streams)
+
+
+def contains_operator(plan: Any) -> bool:
+    """Returns whether one of Headwater's operators runs in a plan."""
+    return any(_is_operator(step) for step in _all_steps(plan))
+
+
+def event_time_steps_after_operators(plan: Any) -> Iterator[str]:
+    """Yields descriptions of the steps of Spark that wait for event time, and follow one of Headwater's operators."""
+    for above, step in pairwise(chain([None], _steps(plan))):
+        follows = _uses_event_time(step) and any(contains_operator(child) for child in scala_items(step.children()))
+        if follows and not (above and _is_operator(above)):
+            yield _STATEFUL[step.nodeName()]
+
+
+def _all_steps(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in scala_items(plan.children()):
+        yield from _all_steps(child)
 
 
 def _is_operator(plan: Any) -> bool:

@@ -32,7 +32,8 @@ def enrich(
     """Join each event with the current row of a table, from a copy that the pipeline keeps.
 
     The table is read to its current end before the first event is processed. An event without a row gets nulls, is
-    dropped, or is quarantined. With `wait`, it first waits this long for its row, in event time.
+    dropped, or is quarantined. With `wait`, it first waits this long for its row, in event time. It is then older than
+    the watermark, so windows and other steps that wait for event time cannot follow in the same pipeline.
 
     Args:
         events: The events.
@@ -74,7 +75,7 @@ def enrich(
     )
     description = f"rows of {table.inputs[0]} by {_table_columns(pairs)}"
     # A joined row is never corrected, so one operator serves whether or not rows must be final.
-    return place_operator(lambda final: operator, (left, right), description, "hw.enrich")
+    return place_operator(lambda final: operator, (left, right), description, "hw.enrich", delay=operator.wait)
 
 
 def join_as_of(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +34,15 @@ from headwater.errors import BadRowError
 from headwater.log import LogBatch
 from headwater.store import SideOutput
 
-__all__ = ["Candidates", "SearchBudget", "SearchResult", "bisect", "check_failures", "find_failing_events"]
+__all__ = [
+    "Candidates",
+    "SearchBudget",
+    "SearchResult",
+    "bisect",
+    "check_failures",
+    "find_failing_events",
+    "find_unstorable_events",
+]
 
 logger = logging.getLogger("headwater.engine")
 
@@ -112,7 +122,11 @@ RowCheck = Callable[[pa.Table], None]
 
 
 def find_failing_events(
-    spark: SparkSession, query: Query, context: EngineContext, check: RowCheck | None = None
+    spark: SparkSession,
+    query: Query,
+    context: EngineContext,
+    check: RowCheck | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
     """Returns the events of the failed batch on which the user's function fails alone.
 
@@ -124,13 +138,42 @@ def find_failing_events(
         query: The query whose batch has failed.
         context: The engine context.
         check: If the batch failed because a row cannot be stored: the check of rows.
+        report: Called with the progress, as text.
     """
     candidates = [some for some in _candidates(query, context) if len(some)]
     if not candidates:
         return SearchResult([], [], [])
+    report(f"{sum(map(len, candidates)):,} events")
     # The probe runs the narrow part of the plan, and rows can be checked only at its end.
     found = _probe_rows(spark, query, candidates) if check is None else None
-    return found or _search_by_halves(spark, query, candidates, check)
+    return found or _search_by_halves(spark, query, candidates, check, report)
+
+
+def find_unstorable_events(query: Query, context: EngineContext, error: BadRowError) -> SearchResult:
+    """Returns the events of the failed batch with a value that no store can hold; without Spark.
+
+    For pipelines with operators and queries over tables: their rows cannot be traced back to events, but they pass
+    values on.
+
+    Args:
+        query: The query whose batch has failed.
+        context: The engine context.
+        error: The error of the row.
+    """
+    passed: list[Candidates] = []
+
+    def check(some: Sequence[Candidates]) -> Failure | None:
+        try:
+            for one in some:
+                columns = query.built.input_options.columns_of(one.input_)
+                query.check_values(_to_table(query, one.input_, [one]).select(columns), error.data.get("column"))
+        except BadRowError as found:
+            return Failure(f"{found.code}: {found.what}")
+        passed.extend(some)
+        return None
+
+    found = list(bisect(list(_candidates(query, context)), check, SearchBudget(sys.maxsize, math.inf)))
+    return SearchResult([one for one, _ in found], [failure for _, failure in found], passed)
 
 
 def check_failures(query: Query, context: EngineContext, found: SearchResult) -> None:
@@ -155,7 +198,7 @@ def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
     if batch is None:
         return
     planned = read_planned_batch(query.directory.checkpoint, batch, list(query.starts), query.starts)
-    skipped = {(aside.topic, aside.partition, aside.offset) for aside in context.store.skips(query.directory.query_id)}
+    skipped = set(context.store.skip_positions(query.directory.query_id))
     for input_ in query.built.inputs:
         visible = query.built.input_options.visible_rows(input_)
         for partition, start in planned[input_.name].start.items() if input_.name in planned else ():
@@ -239,13 +282,20 @@ def _explain(
 
 
 def _search_by_halves(
-    spark: SparkSession, query: Query, candidates: Sequence[Candidates], check: RowCheck | None
+    spark: SparkSession,
+    query: Query,
+    candidates: Sequence[Candidates],
+    check: RowCheck | None,
+    report: Callable[[str], None],
 ) -> SearchResult:
     session = spark.newSession()
     budget = SearchBudget()
+    limit, events = budget.jobs, sum(map(len, candidates))
     passed: list[Candidates] = []
 
     def probe(some: Sequence[Candidates]) -> Failure | None:
+        known = sum(map(len, passed))
+        report(f"{known:,} of {events:,} events are good, job {limit - budget.jobs} of at most {limit}")
         failure = _run(session, query, some, check)
         if failure is None:
             passed.extend(some)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from headwater.engine.build.inputs import Input
 from headwater.engine.build.plan_analysis import scala_items, split_partition
 from headwater.engine.sink.checkpoint import PlannedInput
 from headwater.engine.source.retries import read_retried
+from headwater.engine.source.visible_rows import precedes_spark
 from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON
 from headwater.errors import EngineFailedError, RowsDroppedError
 from headwater.events.values import format_moment, moments_of
@@ -46,6 +47,7 @@ __all__ = [
 _DELETED = envelope_bits({"_hw.deleted": None})
 _UNREADABLE = envelope_bits({"_hw.error": None})
 _MICROSECOND = timedelta(microseconds=1)
+_BEFORE_1970 = "event time at or before 1970-01-01, where steps of Spark that wait for event time begin"
 _DROPPED_ROWS = "numRowsDroppedByWatermark"
 
 Rejection: TypeAlias = tuple[int, int, str]
@@ -60,7 +62,8 @@ class InputAccounting:
         in_: The number of events in the offset range.
         late: Late events.
         unreadable: Messages of other producers that do not match the topic's type.
-        left_out: The number of skipped events, which earlier batches quarantined, and of unreadable ones.
+        before_1970: Events up to 1970, if the steps of Spark cannot use them.
+        left_out: The number of skipped events, which earlier batches quarantined, and of `unreadable`, `before_1970`.
         deleted: The number of tombstones, unless the input is a table.
         retried: Partition and offset of events that an earlier batch quarantined and this one uses.
     """
@@ -68,6 +71,7 @@ class InputAccounting:
     in_: int = 0
     late: tuple[SideOutput, ...] = ()
     unreadable: tuple[SideOutput, ...] = ()
+    before_1970: tuple[SideOutput, ...] = ()
     left_out: int = 0
     deleted: int = 0
     retried: tuple[tuple[int, int], ...] = ()
@@ -79,7 +83,13 @@ class InputAccounting:
 
 
 def account_input(
-    log: TimedLog, input_: Input, planned: PlannedInput, allowed: timedelta | None, skipped: Collection[tuple[int, int]]
+    log: TimedLog,
+    input_: Input,
+    planned: PlannedInput,
+    allowed: timedelta | None,
+    skipped: Collection[tuple[int, int]],
+    *,
+    after_1970: bool = False,
 ) -> InputAccounting:
     """Count the events of a range; frame headers suffice for most, and only frames with late rows are read.
 
@@ -89,38 +99,44 @@ def account_input(
         planned: Its offset range.
         allowed: How late an event may be; None if no event is ever late.
         skipped: Partition and offset of events that are skipped.
+        after_1970: Whether events up to 1970 are left out.
     """
     topic = log.open_topic(input_.topic.name)
     late: list[SideOutput] = []
     unreadable: list[SideOutput] = []
+    before_1970: list[SideOutput] = []
     counted = left_out = deleted = 0
     for partition, start in planned.start.items():
         skipped_offsets = [offset for number, offset in skipped if number == partition]
         end = planned.end[partition]
         frames = topic.partitions[partition].frame_headers(start, end)
-        known, unread = _scan_headers(frames, input_, (start, end), allowed, skipped_offsets)
+        must_read = partial(_must_read, input_=input_, allowed=allowed, skipped=skipped_offsets, after_1970=after_1970)
+        known, unread = _scan_headers(frames, (start, end), must_read)
         counted += known
         for first, last in unread:
             for read in topic.batches(partition, first, last):
                 batch = _select_events(read, input_, start, end)
                 is_late = (False if allowed is None else batch.late(allowed)) & ~batch.bad
                 is_deleted = np.zeros_like(is_late) if input_.is_table else batch.tombstones & ~is_late
+                is_old = precedes_spark(batch) & after_1970 & ~(is_late | is_deleted | batch.bad)
                 unreadable.extend(_unreadable_outputs(batch.select(batch.bad)))
+                before_1970.extend(to_side_outputs(batch.select(is_old), iter([_BEFORE_1970] * int(is_old.sum()))))
                 counted += batch.values.num_rows
                 late.extend(to_side_outputs(late_batch := batch.select(is_late), _late_reasons(late_batch, allowed)))
                 deleted += int(is_deleted.sum())
-                left_out += int(((np.isin(batch.offsets, skipped_offsets) & ~is_late & ~is_deleted) | batch.bad).sum())
-    return InputAccounting(counted, tuple(late), tuple(unreadable), left_out, deleted)
+                is_skipped = np.isin(batch.offsets, skipped_offsets) & ~is_late & ~is_deleted
+                left_out += int((is_skipped | is_old | batch.bad).sum())
+    return InputAccounting(counted, tuple(late), tuple(unreadable), tuple(before_1970), left_out, deleted)
 
 
 def _scan_headers(
-    frames: Iterator[Frame], input_: Input, range_: tuple[int, int], allowed: timedelta | None, skipped: list[int]
+    frames: Iterator[Frame], range_: tuple[int, int], must_read: Callable[[Frame], bool]
 ) -> tuple[int, list[tuple[int, int]]]:
     """Returns the number of events that frame headers account for, and the merged offset ranges of all other frames."""
     counted, unread = 0, list[tuple[int, int]]()
     for frame in frames:
         whole = range_[0] <= frame.base_offset and frame.next_offset <= range_[1]
-        if whole and not _must_read(frame, input_, allowed, skipped):
+        if whole and not must_read(frame):
             counted += frame.count
         elif unread and unread[-1][1] == frame.base_offset:  # adjacent frames are read in one call
             unread[-1] = (unread[-1][0], frame.next_offset)
@@ -129,13 +145,15 @@ def _scan_headers(
     return counted, unread
 
 
-def _must_read(frame: Frame, input_: Input, allowed: timedelta | None, skipped: list[int]) -> bool:
+def _must_read(frame: Frame, input_: Input, allowed: timedelta | None, skipped: list[int], *, after_1970: bool) -> bool:
     """Returns whether the outcome of the frame's events cannot be told from its header."""
     if not frame.count:
         return False
     if input_.ops or frame.columns & _UNREADABLE or (frame.columns & _DELETED and not input_.is_table):
         return True
     if any(frame.base_offset <= offset < frame.next_offset for offset in skipped):
+        return True
+    if after_1970 and frame.lowest <= 0:
         return True
     # Max event time after the frame: a row can be late only if it is below that minus lateness.
     return allowed is not None and frame.lowest < frame.max_event_time - allowed // _MICROSECOND
@@ -302,7 +320,7 @@ class BatchAccounting:
             f"Spark dropped {dropped} rows of {pipeline} that are not late",
             detail="nothing of this batch was committed\n"
             "a step returned rows older than the watermark, or the checkpoint is of a version with a higher watermark",
-            fix=f"headwater run --rebuild {pipeline.name}" if view else "give it another name",
+            fix=f"stop the app; headwater run app.py --rebuild {pipeline.name}" if view else "give it another name",
             location=pipeline.location,
             pipeline=pipeline.name,
             rows=dropped,
@@ -327,7 +345,8 @@ class BatchAccounting:
             judged = options.drop_late and not read.is_table
             allowed = timedelta(microseconds=options.lateness(read)) if judged else None
             skipped = {(one.partition, one.offset) for one in self.skipped if one.topic == read.topic.name}
-            account = account_input(self.log, read, self.planned[read.name], allowed, skipped)
+            after_1970 = options.after_1970 and not read.is_table
+            account = account_input(self.log, read, self.planned[read.name], allowed, skipped, after_1970=after_1970)
             self._known[known] = replace(account, retried=tuple(self._retried_positions(read)))
         return self._known[known]
 
@@ -375,18 +394,19 @@ class BatchAccounting:
         return tuple(found)
 
     def events_to_quarantine(self, rejections: Sequence[Rejection] = ()) -> tuple[SideOutput, ...]:
-        """Returns the events to quarantine: skipped ones that are not late as well, rejected and unreadable ones."""
-        late = {(one.topic, one.partition, one.offset) for one in self.late}
+        """Returns the events to quarantine: skipped ones that are not late, rejected, unreadable and too old ones."""
+        old = [one for account in self.accounts.values() for one in account.before_1970]
+        left_out = {(one.topic, one.partition, one.offset) for one in (*self.late, *old)}
         ranges = {i.topic.name: self.planned[i.name] for i in self.built.inputs if i.name in self.planned}
         skipped = [
             one
             for one in self.skipped
             if one.topic in ranges
             and ranges[one.topic].contains(one.partition, one.offset)
-            and (one.topic, one.partition, one.offset) not in late
+            and (one.topic, one.partition, one.offset) not in left_out
         ]
         unreadable = [one for account in self.accounts.values() for one in account.unreadable]
-        return (*skipped, *self._read_rejected(rejections), *unreadable)
+        return (*skipped, *self._read_rejected(rejections), *unreadable, *old)
 
     def _read_rejected(self, rejections: Sequence[Rejection]) -> Iterator[SideOutput]:
         for (number, partition, offset), reason in _by_position(rejections).items():

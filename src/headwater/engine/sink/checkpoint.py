@@ -13,7 +13,15 @@ from headwater.engine.source.log_source import parse_positions
 from headwater.errors import DamagedError
 from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["PartitionOffsets", "PlannedInput", "mend", "next_offsets", "pending_batch", "read_planned_batch"]
+__all__ = [
+    "PartitionOffsets",
+    "PlannedInput",
+    "discard_plan",
+    "mend",
+    "next_offsets",
+    "pending_batch",
+    "read_planned_batch",
+]
 
 PartitionOffsets = Mapping[int, int]
 """Offset by partition."""
@@ -103,6 +111,25 @@ def pending_batch(checkpoint: CheckpointFolder) -> int | None:
     return max(planned) if planned and max(planned) > max(finished, default=-1) else None
 
 
+def discard_plan(checkpoint: CheckpointFolder, batch: int, committed: int) -> bool:
+    """Remove the plan of a batch that is not finished, so that Spark plans it anew; returns whether it was removed.
+
+    Spark then plans from the end of the batch before, and writes the state of this batch again. A batch that the ledger
+    has is never planned anew: its rows would count twice.
+
+    Args:
+        checkpoint: The query's checkpoint folder.
+        batch: The batch number.
+        committed: The newest batch in the ledger; -1 if there is none. No older run may commit after it was read.
+    """
+    if pending_batch(checkpoint) != batch or batch <= committed:
+        return False
+    if not any(number < batch for number in _batch_numbers(checkpoint, "offsets")):
+        checkpoint.delete("state")  # Spark refuses to plan a first batch beside it; before the plan, which marks it
+    checkpoint.delete(f"offsets/{batch}")
+    return True
+
+
 def read_planned_batch(
     checkpoint: CheckpointFolder, batch: int, inputs: Sequence[str], starts: Mapping[str, PartitionOffsets]
 ) -> dict[str, PlannedInput]:
@@ -179,6 +206,6 @@ def _damage_error(checkpoint: CheckpointFolder, name: str, why: str) -> DamagedE
     return DamagedError(
         f"the checkpoint of a pipeline is damaged: {name}",
         detail=f"{path}: {why}",
-        fix=f"headwater run --rebuild {path.parents[3].name}",
+        fix=f"stop the app; headwater run app.py --rebuild {path.parents[3].name}",
         path=str(path),
     )

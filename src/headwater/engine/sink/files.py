@@ -27,6 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.log.storage.disk import Disk
 from headwater.store import LedgerEntry, StagedPart, Stager, ViewTable
+from headwater.store.row_checks import find_large_rows
 
 __all__ = ["ParquetFolder", "Staging", "stage_in_store"]
 
@@ -71,6 +72,8 @@ class ParquetFolder:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())  # the content before the name
             _DISK.replace(temporary, self._file(batch))
+        else:  # a crash may have left the rows of another plan of this batch
+            self._file(batch).unlink(missing_ok=True)
 
     def publish(self, entry: LedgerEntry) -> None:
         """Add a batch to the manifest."""
@@ -86,27 +89,49 @@ class ParquetFolder:
         return self.path / f"part-{batch:08}.parquet"
 
 
-_PART_ROWS: Final = 500_000  # rows that a task collects before it sends them
+_PART_ROWS: Final = 500_000  # rows or bytes that a task collects before it sends them
+_PART_BYTES: Final = 64 << 20
 
 
-def stage_in_store(stager: Stager, table: ViewTable, batch: int, frame: DataFrame) -> tuple[StagedPart, ...]:
-    """Run a batch of a view while workers send rows to the store; returns the parts of successful tasks."""
-    parts = frame.mapInArrow(partial(_send_parts, stager, table, batch), "part binary").toArrow()
-    return tuple(msgspec.json.decode(part, type=StagedPart) for part in parts.column("part").to_pylist())
+def stage_in_store(
+    stager: Stager, table: ViewTable, batch: int, frame: DataFrame, large: int
+) -> tuple[tuple[StagedPart, ...], pa.Table]:
+    """Run a batch of a view while workers send rows to the store.
+
+    Returns:
+        The parts of successful tasks; and the rows with more than `large` bytes, of which the driver checks whether
+        they are within the log's limit for one event: only there the log is open.
+    """
+    sent = frame.mapInArrow(partial(_send_parts, stager, table, batch, large), "part binary, large binary").toArrow()
+    parts = tuple(msgspec.json.decode(part, type=StagedPart) for part in sent.column("part").to_pylist())
+    rows = [pa.ipc.open_stream(data).read_all() for data in sent.column("large").to_pylist() if data is not None]
+    return parts, pa.concat_tables(rows) if rows else table.schema.empty_table()
 
 
 def _send_parts(
-    stager: Stager, table: ViewTable, batch: int, batches: Iterator[pa.RecordBatch]
+    stager: Stager, table: ViewTable, batch: int, large: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Send the rows of one task, in parts."""
+    """Send the rows of one task, in parts; large rows go to the driver, too."""
     buffer: list[pa.RecordBatch] = []
     for some in chain(batches, [None]):  # None: the last part
         if some is not None and some.num_rows:
             buffer.append(some)
-        if buffer and (some is None or sum(one.num_rows for one in buffer) >= _PART_ROWS):
-            part = stager.stage(table, batch, pa.Table.from_batches(buffer).cast(table.schema))
-            yield pa.RecordBatch.from_pydict({"part": [msgspec.json.encode(part)]})
+        rows, size = sum(one.num_rows for one in buffer), sum(one.nbytes for one in buffer)
+        if buffer and (some is None or rows >= _PART_ROWS or size >= _PART_BYTES):
+            whole = pa.Table.from_batches(buffer).cast(table.schema)
+            part = stager.stage(table, batch, whole)
+            found = list(find_large_rows(whole, large))
+            data = _to_ipc(whole.take(found)) if found else None
+            columns = [pa.array([msgspec.json.encode(part)], pa.binary()), pa.array([data], pa.binary())]
+            yield pa.RecordBatch.from_arrays(columns, ["part", "large"])
             buffer = []
+
+
+def _to_ipc(rows: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(out.getvalue().to_pybytes())
 
 
 class Staging:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,12 +23,13 @@ from headwater.store import OutboxEntry, Store, ViewTable
 from headwater.store.changelog import ChangeSet, change_schema, changelog_topic
 from headwater.store.row_checks import bad_row_error, find_large_rows
 
-__all__ = ["check_event_sizes", "output_topic", "publish"]
+__all__ = ["check_event_sizes", "output_topic", "publish", "unchecked_size"]
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _BATCH_STEP: Final = 1 << 32  # sequence numbers per batch, more than a batch has rows
-# Smaller rows need no exact check: no format of values makes an event eight times as large as its columns.
-_CHECK_ABOVE: Final = MAX_EVENT_BYTES // 8
+_EXPANSION: Final = 8  # no format makes an event that many times as large as its columns, apart from elements of lists
+_BOOLEAN_EXPANSION: Final = 48  # "false," takes six bytes in JSON, and a bit in a column
+_OFFSET_BYTES: Final = 4  # of a text or list in a column
 
 
 def output_topic(built: BuiltQuery, version: int) -> Topic | None:
@@ -87,7 +89,7 @@ def _find_previous(store: Store, log: TimedLog, topic: str, query: str) -> int:
     raise SequenceGapError(
         f'batch {published} of "{query}" was published, and is not in topic "{topic}"',
         detail=f"the last batch in the topic is {last // _BATCH_STEP}: the topic was restored from an older copy",
-        fix=f"headwater backfill {query.rpartition('@')[0]}",
+        fix=f"stop the app; headwater backfill {query.rpartition('@')[0]}",
         producer=query,
         sequence=published * _BATCH_STEP,
         previous=published * _BATCH_STEP,
@@ -112,7 +114,7 @@ def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntr
         log.append(topic.name, batch)
     except TooLargeError as error:  # committed by an older version, which did not check the size before
         what, name = f"{built.pipeline} cannot publish a committed row: {error.what}", built.pipeline.name
-        fix = f"headwater run --rebuild {name}"
+        fix = f"stop the app; headwater run app.py --rebuild {name}"
         raise BadRowError(what, detail="a rebuild refuses it", fix=fix, pipeline=name) from None
 
 
@@ -145,7 +147,7 @@ def check_event_sizes(
         BadRowError: A row is too large for an event.
     """
     out = rows if changes is None else changes
-    large = [] if topic is None else list(find_large_rows(out, _CHECK_ABOVE))
+    large = [] if topic is None else list(find_large_rows(out, unchecked_size(out.schema)))
     if topic is None or not large:
         return
     known, none = log.topic(topic.name), built.schema.empty_table()
@@ -160,13 +162,50 @@ def check_event_sizes(
             raise bad_row_error(view, row, f"as an event of {topic.name}, {error.what}") from None
 
 
+def unchecked_size(schema: pa.Schema) -> int:
+    """Returns the bytes up to which a row needs no exact check: in every format, its event is within the limit.
+
+    Example:
+        >>> unchecked_size(pa.schema([("name", pa.string())]))
+        524288
+        >>> unchecked_size(pa.schema([("flags", pa.list_(pa.bool_()))]))
+        87381
+    """
+    return MAX_EVENT_BYTES // max(_EXPANSION, *(_expansion(field.type, element=False) for field in schema))
+
+
+def _expansion(kind: pa.DataType, *, element: bool) -> int:
+    """Returns how many bytes of JSON a byte of a column becomes, at most; `element`: the values are those of a list."""
+    if pa.types.is_map(kind):
+        return _expansion(pa.struct([("key", kind.key_type), ("value", kind.item_type)]), element=True)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _expansion(kind.value_type, element=True)
+    if pa.types.is_struct(kind):
+        members = [kind.field(at) for at in range(kind.num_fields)]
+        inner = max((_expansion(member.type, element=element) for member in members), default=_EXPANSION)
+        # Each element of a list repeats the names of its members, with quotes, colon and comma.
+        names = sum(len(member.name) + 6 for member in members) if element else 0
+        return inner + math.ceil(names / max(1 / 8, sum(_width(member.type) for member in members)))
+    return _BOOLEAN_EXPANSION if element and pa.types.is_boolean(kind) else _EXPANSION
+
+
+def _width(kind: pa.DataType) -> float:
+    """Returns the bytes that a value takes in a column, at least."""
+    if pa.types.is_struct(kind):
+        return sum(_width(kind.field(at).type) for at in range(kind.num_fields))
+    try:
+        return float(kind.bit_width / 8)
+    except ValueError:
+        return _OFFSET_BYTES
+
+
 def _split_large_updates(log: TimedLog, topic: Topic, built: BuiltQuery, changes: pa.Table) -> pa.Table:
     """Returns the changes with each update that is too large for an event as a deletion and an insertion."""
     if built.pipeline.kind is not PipelineKind.VIEW:
         return changes
     parts: list[pa.Table] = []
     done = 0
-    for index in find_large_rows(changes, _CHECK_ABOVE):
+    for index in find_large_rows(changes, unchecked_size(changes.schema)):
         row = changes.slice(index, 1)
         if row.column("op")[0].as_py() == "update" and not _is_within_limit(log, topic, built, row):
             parts += [changes.slice(done, index - done), _one_side(row, "delete"), _one_side(row, "insert")]

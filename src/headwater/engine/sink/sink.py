@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -35,7 +35,7 @@ from headwater.engine.quarantine.failure_limit import OperatorFailures
 from headwater.engine.sink.accounting import BatchAccounting, ObservedRows, Rejection
 from headwater.engine.sink.checkpoint import PlannedInput, read_planned_batch
 from headwater.engine.sink.files import ParquetFolder, Staging, stage_in_store
-from headwater.engine.sink.publisher import check_event_sizes, publish
+from headwater.engine.sink.publisher import check_event_sizes, publish, unchecked_size
 from headwater.engine.sink.stateful_stage import (
     StageResult,
     StatefulStage,
@@ -46,12 +46,12 @@ from headwater.engine.sink.stateful_stage import (
 )
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import distinct_rows, sum_weights
-from headwater.errors import HeadwaterError, KeyNotUniqueError
+from headwater.errors import DamagedError, HeadwaterError, KeyNotUniqueError, UnknownGroupError, UnreachableError
 from headwater.log import Topic
 from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX
-from headwater.log.protocol import Log
+from headwater.log.protocol import TimedLog
 from headwater.pipelines import DropLate
-from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
+from headwater.store import Commit, LedgerEntry, OffsetRange, StagedPart, ViewTable
 
 __all__ = ["OffsetReport", "Sink", "ViewRows", "choose_destination", "to_view_rows"]
 
@@ -70,14 +70,48 @@ class OffsetReport:
         pipeline: The name of the pipeline.
     """
 
-    def __init__(self, log: Log, pipeline: str) -> None:
+    def __init__(self, log: TimedLog, pipeline: str) -> None:
         self._log = log
+        self._pipeline = pipeline
         self._group = f"{PIPELINE_GROUP_PREFIX}{pipeline}"
         # Guards the fields below, and orders writes to the log: an older report never follows a newer one.
         self._lock = threading.Lock()
         self._pending: LedgerEntry | None = None
         self._flushed_at = 0.0
         self._timer: threading.Timer | None = None
+
+    def begin(self, starts: Mapping[str, Mapping[int, int]]) -> None:
+        """Report the start offsets of topics that the group has none of.
+
+        From then on the log knows which topics the pipeline reads, although nothing may ever be committed: a topic
+        without events follows the other inputs of its readers.
+        """
+        for topic, offsets in starts.items():
+            try:
+                self._log.groups.state(self._group, topic)
+            except (UnknownGroupError, DamagedError):  # a report is not synced, so a power failure may tear it
+                self._report(topic, offsets)
+            except UnreachableError:  # the pipeline could not read either, and waits
+                raise
+            except HeadwaterError as error:
+                logger.warning("%s: the committed offsets are unknown: %s", self._group, error)
+
+    def delete_others(self, topics: Collection[str]) -> None:
+        """Delete the offsets on topics that the pipeline no longer reads, such as those of older versions of a view.
+
+        They hold back retention, and a topic without events would wait for their watermark, which stands still.
+        """
+        try:
+            for topic in set(self._log.groups.pipeline_inputs().get(self._pipeline, ())) - set(topics):
+                self._log.groups.delete(self._group, topic)
+        except HeadwaterError as error:
+            logger.warning("%s: the offsets on topics of before were not deleted: %s", self._group, error)
+
+    def _report(self, topic: str, offsets: Mapping[int, int]) -> None:
+        try:
+            self._log.groups.report(self._group, topic, offsets)
+        except HeadwaterError as error:
+            logger.warning("%s: the committed offsets were not reported: %s", self._group, error)
 
     def record(self, entry: LedgerEntry) -> None:
         """Record that events below the ends of this entry are no longer needed."""
@@ -98,15 +132,12 @@ class OffsetReport:
                 self._timer.cancel()
             entry, self._pending, self._timer = self._pending, None, None
             self._flushed_at = time.monotonic()
-            try:
-                for read in entry.inputs if entry else ():
-                    self._log.groups.reset(self._group, read.topic, read.end)
-            except HeadwaterError as error:
-                logger.warning("%s: the committed offsets were not reported: %s", self._group, error)
+            for read in entry.inputs if entry else ():
+                self._report(read.topic, read.end)
 
 
 def choose_destination(
-    expected: float, limit: int, *, needs_rows: bool, store: bool, folder: bool
+    expected: float, limit: int, *, needs_rows: bool, store: bool, folder: bool, large: bool = False
 ) -> Literal["driver", "store", "files"]:
     """Decide where the result of a batch goes: large results must not pass through the memory of the driver.
 
@@ -116,8 +147,9 @@ def choose_destination(
         needs_rows: Whether the driver itself processes every row.
         store: Whether workers can send rows of this query directly to the store.
         folder: Whether workers share a folder with the driver.
+        large: Whether the expected bytes exceed the limit of a batch, however few rows they are.
     """
-    if expected <= limit or needs_rows:
+    if needs_rows or (expected <= limit and not large):
         return "driver"
     if store:
         return "store"
@@ -197,7 +229,10 @@ class Sink:
             self._stateful_stage = StatefulStage(built.sink_stage, states, has_commits=has_commits)
         self._failures = OperatorFailures(built.pipeline)
         self._rows_per_event = 1.0  # result rows per event in the last batch
+        self._bytes_per_event = 0.0  # bytes of the result per event in the last batch
         self._offset_report = OffsetReport(context.log, built.pipeline.name) if context.scratch is None else None
+        if self._offset_report is not None:
+            self._offset_report.begin({each.topic.name: starts[each.name] for each in built.inputs})
         self._files = ParquetFolder(context.data / built.pipeline.path) if built.pipeline.path else None
 
     def process_batch(self, frame: DataFrame, batch: int, observed: ObservedRows) -> bool:
@@ -216,7 +251,7 @@ class Sink:
         # The batch always runs to its end, even if its commit is then skipped: Spark commits the state of a partition
         # only after its last row was read, and refuses the next batch if one is missing.
         rows, parts = self._compute(frame, batch, planned)
-        skipped = self._store.skips(self._directory.query_id)
+        skipped = self._store.skips(self._directory.query_id, self._offset_ranges(planned))
         takes_retries = any(read.retries for read in planned.values())
         retries = self._store.retries(self._directory.query_id) if takes_retries else ()
         accounting = BatchAccounting(self._built, planned, skipped, self._context.log, retries)
@@ -250,12 +285,21 @@ class Sink:
             self._offset_report.record(commit.entry)
         if self._staging is not None:
             self._staging.clear()
+        events = sum(read.counts.used for read in commit.entry.inputs)
+        self._context.start_report.record_batch(self._built.pipeline.name, events)
         return committed
 
     def close(self) -> None:
         """Report the last committed offsets."""
         if self._offset_report is not None:
             self._offset_report.flush()
+
+    def _offset_ranges(self, planned: Mapping[str, PlannedInput]) -> list[OffsetRange]:
+        """Returns the offsets of a batch, of each topic once."""
+        topics = {read.name: read.topic.name for read in self._built.inputs}
+        return sorted(
+            {(topics[name], p, read.start[p], end) for name, read in planned.items() for p, end in read.end.items()}
+        )
 
     def _compute(
         self, frame: DataFrame, batch: int, planned: Mapping[str, PlannedInput]
@@ -271,15 +315,19 @@ class Sink:
             needs_rows=self._stateful_stage is not None,
             store=stager is not None,
             folder=self._staging is not None,
+            large=events * self._bytes_per_event > self._context.batch_size,
         )
         if destination == "store" and stager is not None and self._table is not None:
-            parts = stage_in_store(stager, self._table, batch, frame)
+            parts, large = stage_in_store(stager, self._table, batch, frame, unchecked_size(self._table.schema))
+            check_event_sizes(self._context.log, self._topic, self._built, large)
         elif destination == "files" and self._staging is not None:
             rows = self._staging.run(frame)
         else:
             rows = frame.toArrow()
         count = rows.num_rows + sum(part.rows for part in parts)
-        self._rows_per_event = count / events if events else self._rows_per_event
+        if events:
+            size = rows.nbytes + sum(part.size for part in parts)
+            self._rows_per_event, self._bytes_per_event = count / events, size / events
         return rows, parts
 
     def _run_stage(self, batch: int, rows: pa.Table, watermark: int) -> StageResult:

@@ -1,6 +1,6 @@
-"""Batch planning: the end offsets of a batch, its watermark, and its division into tasks.
+"""Batch planning: the end offsets of a batch, the max event times there, and its division into tasks.
 
-`plan_batch`, `watermark_at` and `split_into_tasks` depend only on the log. `BatchPacer` decides when a query plans its
+`plan_batch` and `split_into_tasks` depend only on the log. `BatchPacer` decides when a query plans its
 next batch: at once while there is input and CPU capacity, otherwise after a wait.
 """
 
@@ -12,13 +12,12 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from headwater.log.protocol import PartitionEnd, TimedLog, TimedPartition, TimedTopic
-from headwater.log.storage.frame import LOWEST_TIME, Frame
+from headwater.log.storage.frame import Frame
 
-__all__ = ["BatchPacer", "Span", "plan_batch", "split_into_tasks", "watermark_at"]
+__all__ = ["BatchLimits", "BatchPacer", "Span", "plan_batch", "split_into_tasks"]
 
 _MAX_PAUSE = 5.0  # seconds
 _PRESSURE_FILE = Path("/proc/pressure/cpu")
@@ -86,9 +85,7 @@ def _cpu_pressure() -> float:
 
 
 _SINGLE_TASK_ROWS = 20_000  # up to this size a second task costs more than it saves
-_MAX_BATCH_BYTES = 96 << 20  # bounds the memory of a batch of large events
-_MILLISECOND = 1_000
-_MICROSECOND = timedelta(microseconds=1)
+_SINGLE_TASK_BYTES = 8 << 20  # a task's rows are held in memory together
 
 
 @dataclass(frozen=True)
@@ -100,42 +97,32 @@ class Span:
     end: int
 
 
-def watermark_at(max_event_times: Mapping[int, int], lateness: int, topic_lateness: timedelta) -> int:
-    """Returns the watermark for these max event times: all events at or before it have been read.
-
-    It is the highest whole millisecond below the lowest max event time minus lateness. Spark counts in milliseconds,
-    and drops a row that is not above the watermark. An event is late below max event time minus lateness, so the
-    watermark is below every event that is not late.
+@dataclass(frozen=True)
+class BatchLimits:
+    """The limits of what one input adds to a batch. A batch takes at least one frame, however large.
 
     Args:
-        max_event_times: The highest event time so far, by partition.
-        lateness: How long the query waits for late events, in microseconds; if negative, as long as the topic.
-        topic_lateness: How long the topic waits.
-
-    Example:
-        >>> watermark_at({0: 9_000, 1: 7_100}, 2_000, timedelta()), watermark_at({0: 7_000}, 2_000, timedelta())
-        (5000, 4000)
+        rows: The approximate limit of rows.
+        size: The limit of bytes in memory.
     """
-    lowest = min(max_event_times.values())
-    allowed = topic_lateness // _MICROSECOND if lateness < 0 else lateness
-    if lowest <= LOWEST_TIME + allowed:
-        return LOWEST_TIME
-    return (lowest - allowed - 1) // _MILLISECOND * _MILLISECOND
+
+    rows: int
+    size: int
 
 
 def plan_batch(
-    topic: TimedTopic, positions: Mapping[int, int], rows: int, target: Mapping[int, int] | None = None
+    topic: TimedTopic, positions: Mapping[int, int], limits: BatchLimits, target: Mapping[int, int] | None = None
 ) -> tuple[dict[int, int], dict[int, int], bool]:
     """Plan a batch from these positions.
 
-    A batch takes all available events if these are at most `rows`. Otherwise partitions advance together in event time,
-    frame by frame, the one that is furthest behind first. So a backlog has no more open windows, and no more late
+    A batch takes all available events if these are within the limits. Otherwise partitions advance together in event
+    time, frame by frame, the one that is furthest behind first. So a backlog has no more open windows, and no more late
     events, than live input. A partition that was added to the topic is read from its start.
 
     Args:
         topic: The topic.
         positions: The start offset of each partition.
-        rows: The approximate limit of rows.
+        limits: The limits of rows and bytes.
         target: End offsets that the query must not exceed, if it has an end.
 
     Returns:
@@ -148,14 +135,16 @@ def plan_batch(
     positions = {number: positions.get(number, 0) for number in states}
     if target is not None:
         ends = {number: min(end, target.get(number, 0)) for number, end in ends.items()}
-    elif sum(ends[number] - positions[number] for number in ends) <= rows:
-        return ends, {number: slot.max_event_time for number, slot in states.items()}, False
+    elif sum(ends[number] - positions[number] for number in ends) <= limits.rows:
+        new = [(partitions[number], start) for number, start in positions.items() if start < ends[number]]
+        if sum(partition.size(start, ends[partition.number]) for partition, start in new) <= limits.size:
+            return ends, {number: slot.max_event_time for number, slot in states.items()}, False
     max_event_times = {
         number: _max_event_time_at(partitions[number], position, states[number])
         for number, position in positions.items()
     }
     frames = {number: partitions[number].frame_headers(start, ends[number]) for number, start in positions.items()}
-    return _plan_by_event_time(frames, dict(positions), max_event_times, rows)
+    return _plan_by_event_time(frames, dict(positions), max_event_times, limits)
 
 
 def _max_event_time_at(partition: TimedPartition, position: int, state: PartitionEnd) -> int:
@@ -165,7 +154,7 @@ def _max_event_time_at(partition: TimedPartition, position: int, state: Partitio
 
 
 def _plan_by_event_time(
-    frames: Mapping[int, Iterator[Frame]], reached: dict[int, int], max_event_times: dict[int, int], rows: int
+    frames: Mapping[int, Iterator[Frame]], reached: dict[int, int], max_event_times: dict[int, int], limits: BatchLimits
 ) -> tuple[dict[int, int], dict[int, int], bool]:
     """Advance `reached` and `max_event_times` through the frames of the partitions, in order of event time."""
     # Partition numbers differ, so the heap never compares frames.
@@ -175,13 +164,17 @@ def _plan_by_event_time(
         if first is not None:
             heapq.heappush(waiting, (first.max_event_time_before, number, first, headers))
     count = size = 0
-    while waiting and count < rows and size < _MAX_BATCH_BYTES:
-        _, number, frame, headers = heapq.heappop(waiting)
+    while waiting and count < limits.rows:
+        _, number, frame, headers = waiting[0]
+        if count and frame.count and size + frame.length > limits.size:
+            break
         reached[number], max_event_times[number] = frame.next_offset, frame.max_event_time
         count, size = count + frame.count, size + frame.length
         following = next(headers, None)
-        if following is not None:
-            heapq.heappush(waiting, (following.max_event_time_before, number, following, headers))
+        if following is None:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (following.max_event_time_before, number, following, headers))
     return reached, max_event_times, bool(waiting)
 
 
@@ -193,27 +186,35 @@ def split_into_tasks(
         Span(number, start.get(number, 0), end[number]) for number in sorted(end) if start.get(number, 0) < end[number]
     ]
     total = sum(span.end - span.start for span in spans)
-    if total <= _SINGLE_TASK_ROWS or cores == 1:
+    partitions = topic.partitions
+    size = sum(partitions[span.partition].size(span.start, span.end) for span in spans)
+    if (total <= _SINGLE_TASK_ROWS and size <= _SINGLE_TASK_BYTES) or cores == 1:
         return [spans]
     # About two pieces per task: frames differ in size, and smaller pieces balance better.
-    pieces = [piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))]
-    loads: list[tuple[int, int, list[Span]]] = [(0, number, []) for number in range(cores)]
-    for piece in sorted(pieces, key=lambda piece: piece.start - piece.end):  # largest first, to the least loaded task
-        load, number, assigned = heapq.heappop(loads)
+    limits = BatchLimits(total // (2 * cores), size // (2 * cores))
+    pieces = [piece for span in spans for piece in _split_span(partitions[span.partition], span, limits)]
+    loads: list[tuple[float, int, list[Span]]] = [(0.0, number, []) for number in range(cores)]
+    # Largest first, to the least loaded task.
+    for load, piece in sorted(pieces, key=lambda each: -each[0]):
+        assigned_load, number, assigned = heapq.heappop(loads)
         assigned.append(piece)
-        heapq.heappush(loads, (load + piece.end - piece.start, number, assigned))
+        heapq.heappush(loads, (assigned_load + load, number, assigned))
     tasks = [assigned for _, _, assigned in sorted(loads, key=lambda load: load[1]) if assigned]
     return [sorted(task, key=lambda piece: (piece.partition, piece.start)) for task in tasks]
 
 
-def _split_span(topic: TimedTopic, span: Span, rows: int) -> Iterator[Span]:
-    """Split a span at frame boundaries into pieces of about `rows` rows."""
+def _split_span(partition: TimedPartition, span: Span, limits: BatchLimits) -> Iterator[tuple[float, Span]]:
+    """Split a span at frame boundaries into pieces of about the limits; yields each with its share of them."""
     start = at = span.start
-    count = 0
-    for frame in topic.partitions[span.partition].frame_headers(span.start, span.end):
-        at, count = frame.next_offset, count + frame.count
-        if count >= rows:
-            yield Span(span.partition, start, at)
-            start, count = at, 0
+    rows = size = 0
+
+    def load() -> float:
+        return max(rows / max(1, limits.rows), size / max(1, limits.size))
+
+    for frame in partition.frame_headers(span.start, span.end):
+        at, rows, size = frame.next_offset, rows + frame.count, size + frame.length
+        if rows >= limits.rows or size >= limits.size:
+            yield load(), Span(span.partition, start, at)
+            start, rows, size = at, 0, 0
     if start < span.end:
-        yield Span(span.partition, start, span.end)
+        yield load(), Span(span.partition, start, span.end)

@@ -22,6 +22,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,15 +36,18 @@ from pyspark.sql.types import StructType
 
 from headwater.backends import open_log
 from headwater.engine.failpoints import failpoint
-from headwater.engine.source.batch_planner import BatchPacer, Span, plan_batch, split_into_tasks, watermark_at
+from headwater.engine.source.batch_budget import BatchBudget
+from headwater.engine.source.batch_planner import BatchLimits, BatchPacer, Span, plan_batch, split_into_tasks
 from headwater.engine.source.retries import read_retried
 from headwater.engine.source.visible_rows import VisibleRows
 from headwater.engine.spark.python_workers import freeze_gc
-from headwater.engine.state.key_groups import BatchPacker
+from headwater.engine.state.key_groups import BatchPacker, split_by_size
 from headwater.engine.state.state import INPUT_SHIFT, PARTITION, TIME
 from headwater.events import times_column
 from headwater.log.protocol import TimedLog, TimedTopic
 from headwater.log.storage.frame import LOWEST_TIME
+from headwater.log.topic import Topic
+from headwater.log.watermark import watermark_at
 
 __all__ = [
     "WATERMARK_ROWS_FROM",
@@ -140,6 +144,35 @@ class AlignedInput:
         return end
 
 
+class SkippedOffsets:
+    """The offsets of quarantined events that an input skips.
+
+    Args:
+        path: A file with partition and offset of each, in order; it need not exist.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "skips")
+        >>> _ = path.write_text("[[0, 3], [0, 8], [1, 2]]")
+        >>> SkippedOffsets(path).within([Span(0, 4, 9), Span(1, 0, 2)])
+        ((0, 8),)
+    """
+
+    def __init__(self, path: Path) -> None:
+        data = path.read_bytes() if path.exists() else b"[]"
+        positions = np.array(msgspec.json.decode(data, type=list[tuple[int, int]]), np.int64).reshape(-1, 2)
+        self._offsets = {int(p): positions[positions[:, 0] == p, 1] for p in np.unique(positions[:, 0])}
+
+    def within(self, spans: Sequence[Span]) -> tuple[tuple[int, int], ...]:
+        """Returns partition and offset of those in some spans."""
+        found = []
+        for span in spans:
+            offsets = self._offsets.get(span.partition, np.empty(0, np.int64))
+            first, last = np.searchsorted(offsets, (span.start, span.end))
+            found += [(span.partition, offset) for offset in offsets[first:last].tolist()]
+        return tuple(found)
+
+
 WATERMARK_ROW_SHIFT: Final = 3_652_500 * 86_400 * 1_000_000
 """The event time of a watermark row is this much (10,000 years, in microseconds) above the watermark it carries."""
 WATERMARK_ROWS_FROM: Final = 253_402_300_800_000_000
@@ -165,11 +198,12 @@ class LogInputPartition(InputPartition):
 class LogSource(DataSource):
     """The Spark source format "headwater": a topic of a log.
 
-    Options: `url` of the log, which Spark redacts in plans; `topic`; `columns`, `time`, `ops`, `side` and `lateness`
-    (see `VisibleRows`); `rows`, the approximate size of a batch; `cores`; `number` of the input in the query; `start`
-    and `end`, offsets by partition; `pace` (see `BatchPacer`); `loading` (see `TableBarrier`); `skips`, the file of
-    offsets to skip; `retries`, the file of events to retry; `decided` (see `AlignedInput`; empty if Spark reads the
-    input once); `packing` (see `BatchPacker`; empty if rows are not packed).
+    Options: `url` of the log, which Spark redacts in plans; `topic`; `columns`, `time`, `ops`, `side`, `lateness` and
+    `after_1970` (see `VisibleRows`); `rows`, the approximate number of rows in a batch; `size`, the limit of its bytes,
+    and `budget`, the file of a smaller one (see `BatchBudget`), both for all inputs together; `cores`; `number` of the
+    input in the query; `start` and `end`, offsets by partition; `pace` (see `BatchPacer`); `loading` (see
+    `TableBarrier`); `skips`, the file of offsets to skip; `retries`, the file of events to retry; `decided` (see
+    `AlignedInput`; empty if Spark reads the input once); `packing` (see `BatchPacker`; empty if rows are not packed).
     """
 
     @classmethod
@@ -190,10 +224,14 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         columns = tuple(json.loads(options["columns"]))
         self._log_url = options["url"]
         self._topic = options["topic"]
-        self._visible = VisibleRows(columns, options["time"], ops, int(options["lateness"]), options["side"])
+        self._visible = VisibleRows(
+            columns, options["time"], ops, int(options["lateness"]), options["side"], options["after_1970"] == "True"
+        )
         self._batch_rows = int(options["rows"])
+        self._budget = BatchBudget(Path(options["budget"]), int(options["size"]))
         self._cores = int(options["cores"])
         self._skips_file = options["skips"]
+        self._skips: SkippedOffsets | None = None
         self._retries_file = options.get("retries", "")
         self._retries_known: list[tuple[int, int, int]] = []
         self._retries_state: tuple[int, int] | None = None
@@ -245,13 +283,14 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self, start: dict[str, int], positions: dict[int, int]) -> tuple[dict[str, int], bool]:
         """Returns the end of the next batch (`start` if there is nothing new) and whether there is more."""
         taken = start.get("r", 0)
-        newest = max((number for number, _, _ in self._retries()), default=0)
-        if newest > taken:
-            reached, more = self._offset(positions, start["w"], newest), True
+        waiting = [number for number, _, _ in self._retries() if number > taken]
+        if waiting:  # one request at a time: all of them may be too many events for a batch
+            reached, more = self._offset(positions, start["w"], min(waiting)), True
         else:
             topic = self._log().open_topic(self._topic)
-            ends, max_event_times, more = plan_batch(topic, positions, self._batch_rows, self._target)
-            watermark = watermark_at(max_event_times, self._visible.lateness, topic.definition.lateness)
+            limits = BatchLimits(self._batch_rows, self._budget.size // len(self._pacer_options["topics"]))
+            ends, max_event_times, more = plan_batch(topic, positions, limits, self._target)
+            watermark = watermark_at(max_event_times.values(), self._lateness(topic.definition))
             same = all(end == positions.get(number, 0) for number, end in ends.items())
             same = same and watermark <= start["w"]
             # The watermark never goes back, although a partition that was added later begins without event time.
@@ -279,6 +318,11 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._retries_state = state
         return self._retries_known
 
+    def _lateness(self, topic: Topic) -> int:
+        """Returns how long the query waits for late events, in microseconds."""
+        own = self._visible.lateness
+        return topic.lateness // timedelta(microseconds=1) if own < 0 else own
+
     def _offset(self, positions: dict[int, int], watermark: int, retry: int = 0) -> dict[str, int]:
         """Returns an offset with keys in a fixed order: Spark compares offsets as text."""
         ordered = {f"p{partition}": positions[partition] for partition in sorted(positions)}
@@ -289,13 +333,18 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         failpoint("after-offsets")
         topic = self._log().open_topic(self._topic)
         tasks = split_into_tasks(topic, parse_positions(start), parse_positions(end), self._cores)
-        skips = Path(self._skips_file)
-        skipped = tuple((p, offset) for p, offset in json.loads(skips.read_text())) if skips.exists() else ()
         watermark = end["w"] if end["w"] > LOWEST_TIME else None
         taken = range(start.get("r", 0) + 1, end.get("r", 0) + 1)
         retried = tuple((partition, offset) for number, partition, offset in self._retries() if number in taken)
-        first = LogInputPartition(tuple(tasks[0]), skipped, watermark, retried, start["w"])
-        return [first, *(LogInputPartition(tuple(spans), skipped) for spans in tasks[1:])]
+        skips = self._load_skips()
+        first = LogInputPartition(tuple(tasks[0]), skips.within(tasks[0]), watermark, retried, start["w"])
+        return [first, *(LogInputPartition(tuple(spans), skips.within(spans)) for spans in tasks[1:])]
+
+    def _load_skips(self) -> SkippedOffsets:
+        """Returns the offsets to skip; the file is written before the query starts, and does not change."""
+        if self._skips is None:
+            self._skips = SkippedOffsets(Path(self._skips_file))
+        return self._skips
 
     def commit(self, end: dict[str, int]) -> None:
         """Do nothing: the ledger has the committed offsets."""
@@ -307,7 +356,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory maps and watchers belong to the planning process; workers only read.
-        known: dict[str, Any] = {"_retries_known": [], "_retries_state": None}  # tasks have the events that they retry
+        # Tasks have the events that they retry and skip.
+        known: dict[str, Any] = {"_retries_known": [], "_retries_state": None, "_skips": None}
         return {**self.__dict__, **known, "_pacer": None, "_alignment": None, "_barrier": None}
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -335,7 +385,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     mask &= ~np.isin(batch.offsets, skipped)
                 rows = self._visible.rows(batch, mask)
                 if rows.num_rows:
-                    yield rows
+                    yield from split_by_size(rows)
         for batch in read_retried(topic, self._visible, task.retried, task.watermark_before):
             yield self._visible.rows(batch, np.ones(batch.values.num_rows, bool))
 

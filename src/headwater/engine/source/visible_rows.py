@@ -17,12 +17,20 @@ from headwater.events import flags_column, times_column
 from headwater.log import LogBatch
 from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["HIDDEN_COLUMNS", "TIMESTAMP", "VisibleRows"]
+__all__ = ["HIDDEN_COLUMNS", "TIMESTAMP", "VisibleRows", "precedes_spark"]
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 HIDDEN_COLUMNS: Final = {PARTITION: pa.int32(), OFFSET: pa.int64(), DELETED: pa.bool_(), SINCE: TIMESTAMP}
 """Columns that Headwater adds: the position of a row in its topic, and for a table whether and since when it holds."""
 _TABLE_SIDE: Final = "table"
+
+
+def precedes_spark(batch: LogBatch) -> npt.NDArray[np.bool_]:
+    """Returns which events are at or before 1970-01-01: Spark's watermark begins there, and its steps would drop them.
+
+    Spark knows no lower watermark, so its steps cannot order such events, nor close their windows.
+    """
+    return batch.event_times <= 0
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class VisibleRows:
         side: For a changelog, which row of a change is the event, "before" or "after". "table" for a changing table:
             deletes are included, and no row is late.
         lateness: How late a row may be, in microseconds; negative if no row is late.
+        after_1970: Whether events up to 1970 are left out (see `precedes_spark`).
     """
 
     columns: tuple[str, ...]
@@ -43,12 +52,15 @@ class VisibleRows:
     ops: tuple[str, ...] = ()
     lateness: int = -1
     side: str = "after"
+    after_1970: bool = False
 
     def mask(self, batch: LogBatch) -> npt.NDArray[np.bool_]:
         """Returns which rows are visible: not tombstones, unreadable or late rows, nor other kinds of change."""
         seen = ~batch.bad if self._is_table else ~(batch.tombstones | batch.bad)
         if self.lateness >= 0 and not self._is_table:
             seen &= ~batch.late(timedelta(microseconds=self.lateness))
+        if self.after_1970 and not self._is_table:
+            seen &= ~precedes_spark(batch)
         if self.ops:
             seen &= np.isin(np.array(batch.values.column("op").to_pylist()), self.ops)
         return seen
@@ -87,10 +99,12 @@ class VisibleRows:
             return pa.array(batch.offsets, pa.int64())
         if name == DELETED:
             return pc.equal(batch.values.column("op"), "delete") if self.ops else flags_column(batch.tombstones)
-        if name == SINCE:  # a late row of a table holds from the watermark on: earlier results are final
+        if (
+            name == SINCE
+        ):  # a late row of a table holds from the lowest time that is not late: earlier results are final
             lateness = max(self.lateness, 0)
-            watermark = np.maximum(batch.max_event_times, LOWEST_TIME + lateness) - lateness
-            return times_column(np.maximum(batch.event_times, watermark))
+            limits = np.maximum(batch.max_event_times, LOWEST_TIME + lateness) - lateness
+            return times_column(np.maximum(batch.event_times, limits))
         if name == self.time and (name not in values.schema.names or values.column(name).null_count):
             return times_column(batch.event_times)
         return values.column(name)

@@ -9,7 +9,8 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 
-from headwater.errors import BadPipelineError, EngineFailedError, HeadwaterError, SourceLocation, by_code
+from headwater.engine.spark.refusals import Refusal, explain_refusal
+from headwater.errors import BadPipelineError, EngineFailedError, HeadwaterError, SourceLocation, by_code, near_names
 from headwater.pipelines import Pipeline
 
 __all__ = ["first_line", "source_error", "translate_error", "worker_location"]
@@ -54,14 +55,27 @@ def translate_error(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
     if _PROCESS_LOST.search(line):
         detail = "the batch was not committed, and runs again"
         return EngineFailedError(f"{pipeline} lost a process of Spark: {line}", detail=detail, pipeline=pipeline.name)
-    parameters: Any = error.getMessageParameters() if isinstance(error, PySparkException) else None
-    proposal = parameters.get("proposal") if isinstance(parameters, dict) else None
+    refusal = explain_refusal(line, pipeline) or _missing_column(error, pipeline)
+    refusal = refusal or Refusal(f"{pipeline} fails: {line}", "", "")
     return BadPipelineError(
-        f"{pipeline} fails: {line}",
-        detail=f"columns: {str(proposal).replace('`', '')}" if proposal else None,
+        refusal.what,
+        detail=refusal.detail or None,
+        fix=refusal.fix or None,
         location=_location(error, pipeline) or worker_location(error, pipeline) or pipeline.location,
         pipeline=pipeline.name,
     )
+
+
+def _missing_column(error: BaseException, pipeline: Pipeline) -> Refusal | None:
+    """Returns the refusal for a column that does not exist, with the columns that do."""
+    parameters: Any = error.getMessageParameters() if isinstance(error, PySparkException) else None
+    if not isinstance(parameters, dict) or "proposal" not in parameters:
+        return None
+    name = str(parameters.get("objectName", "")).replace("`", "")
+    proposal = str(parameters["proposal"]).replace("`", "")
+    columns = [column.strip() for column in proposal.split(",")]
+    near = near_names(name, columns, 1)
+    return Refusal(f'{pipeline} fails: there is no column "{name}"', f"columns: {proposal}", near[0] if near else "")
 
 
 def first_line(error: BaseException) -> str:

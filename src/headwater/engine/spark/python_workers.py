@@ -6,6 +6,7 @@ Workers may run on other machines, which do not have the app's folder.
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import sys
 import zipfile
@@ -19,6 +20,11 @@ from pyspark.sql import SparkSession
 from headwater.app_file import module_name
 
 __all__ = ["freeze_gc", "ship_app", "sibling_modules"]
+
+_ARCHIVE = "headwater-modules"
+_VERSION = "HEADWATER_APP_MODULES"
+"""An environment variable of Python workers. Spark keeps workers with other variables apart, so that functions which
+are made after a change of modules run in processes that have not imported the old ones."""
 
 
 @cache
@@ -46,19 +52,35 @@ def freeze_gc(loaded: str) -> None:
 def ship_app(session: SparkSession, app: Path, scratch: Path) -> None:
     """Ship functions of the app's file with the tasks that call them, and the modules beside it to the workers.
 
-    Data files of packages are shipped, too. Installed packages are not: workers have their own Python environment.
+    Data files of packages are shipped, too. Installed packages are not: workers have their own Python environment. A
+    later call ships the modules again if they have changed; functions that are made from then on use the new ones.
 
     Args:
         session: The session.
         app: The user's file, which must be loaded.
         scratch: The temporary folder of the session.
     """
-    archive_path = scratch / "headwater-modules.zip"
-    with zipfile.ZipFile(archive_path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-        for path in sibling_modules(app):
-            archive.write(path, path.relative_to(app.absolute().parent))
-    session.sparkContext.addPyFile(str(archive_path))
+    context = session.sparkContext
+    digest = _digest(app)
+    archive_path = scratch / f"{_ARCHIVE}-{digest}.zip"
+    if context.environment.get(_VERSION) != digest:
+        with zipfile.ZipFile(archive_path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+            for path in sibling_modules(app):
+                archive.write(path, path.relative_to(app.absolute().parent))
+        includes = context._python_includes or []
+        context._python_includes = [name for name in includes if not name.startswith(_ARCHIVE)]
+        context.addPyFile(str(archive_path))
+        context.environment[_VERSION] = digest
     register_pickle_by_value(sys.modules[module_name(app)])  # type: ignore[no-untyped-call]
+
+
+def _digest(app: Path) -> str:
+    """Returns a short hash of what is shipped beside the app's file."""
+    digest = hashlib.sha256()
+    for path in sibling_modules(app):
+        content = path.read_bytes()
+        digest.update(f"{path}:{len(content)}:".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def sibling_modules(app: Path) -> Iterator[Path]:

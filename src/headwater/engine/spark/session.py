@@ -8,27 +8,45 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
+import signal
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pyspark.sql import SparkSession
 
-from headwater.engine.spark.java import Jvm, start_jvm
+from headwater.config import CLASS_ARCHIVE
+from headwater.engine.spark.class_archive import ClassRecording, archive_options
+from headwater.engine.spark.fork_server import ForkServer
+from headwater.engine.spark.java import Jvm, find_java, heap_size, spark_jars, start_jvm
 from headwater.engine.spark.python_workers import ship_app
+from headwater.engine.start_report import StartReport
 from headwater.profiles import ARCHIVE_SUFFIXES
+from headwater.store.status import EXIT_OUT_OF_MEMORY, record_out_of_memory
 
-__all__ = ["Spark", "SparkSettings"]
+__all__ = ["Lifetime", "Spark", "SparkSettings"]
 
 logger = logging.getLogger("headwater.engine")
 _HEARTBEAT_INTERVAL: Final = 5.0  # seconds
 _EXIT_JVM_HANGS: Final = 75
 """The exit code of an engine whose Java has ended or hangs."""
+_OUT_OF_MEMORY: Final = {
+    3: "Java's heap was too small",
+    -signal.SIGABRT: "Java got no memory from the system",
+    -signal.SIGKILL: "Java was killed, as the kernel does when memory is short",
+}
+"""By exit code of Java. It exits with 3 because of `ExitOnOutOfMemoryError`."""
+_OTHER_MEMORY: Final = re.compile(
+    rb"Terminating due to java\.lang\.OutOfMemoryError: (?:unable to create|Metaspace|Compressed class space)"
+)
+"""Java ended because of its threads or classes, which do not depend on the size of a batch."""
+_LOG_TAIL: Final = 64 << 10  # bytes
 
 _STREAMING = "spark.sql.streaming."
 _STATE = f"{_STREAMING}stateStore."
@@ -44,6 +62,7 @@ FIXED_CONF: Final[dict[str, str]] = {
     f"{_STREAMING}minBatchesToRetain": "100",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",  # each task keeps such a batch in direct memory
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
     # Windows and casts must have the same meaning on every machine.
@@ -52,10 +71,55 @@ FIXED_CONF: Final[dict[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     # How long a real-time query buffers rows between two stages, in milliseconds.
     "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "2",
-    # Nothing reads the history of executions and progress, which would occupy memory.
+    # Nothing reads the history of executions, jobs, stages and progress. Spark keeps it even without its web page: by
+    # default 1,000 jobs and stages with 100,000 tasks.
     "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
     f"{_STREAMING}numRecentProgressUpdates": "2",
+    # One cache for all state stores of a process. By default each store has its own block cache and write buffers, so
+    # memory grows with the number of stateful steps and partitions.
+    f"{_STATE}rocksdb.boundedMemoryUsage": "true",
+    # Spark removes shuffle files, broadcasts and state of ended queries when Java collects the objects that stand for
+    # them. Without it Java collects old objects only when its heap is large: the demo took 415 MB of heap for 100 MB of
+    # live objects.
+    "spark.cleaner.periodicGC.interval": "2min",
 }
+
+JAVA_OPTIONS: Final = (
+    # Spark's periodic collection runs beside the pipelines and does not stop them.
+    "-XX:+ExplicitGCInvokesConcurrent",
+    # After it, Java returns what exceeds twice the live objects; by default it keeps more than three times as much.
+    "-XX:MinHeapFreeRatio=25",
+    "-XX:MaxHeapFreeRatio=50",
+    # By default Java takes more heap, up to its limit, when collections take 8 % of the time, as on any busy machine:
+    # the heap of the demo went from 240 to 500 MB within a minute of each collection.
+    "-XX:GCTimeRatio=4",
+    "-XX:MaxMetaspaceSize=1g",  # bounds a leak of classes; a hundred pipelines need less
+    "-XX:ReservedCodeCacheSize=128m",
+    # RocksDB and compilers allocate through malloc, which keeps freed memory. In milliseconds; unknown to Java 17.0.8
+    # and older.
+    "-XX:TrimNativeHeapInterval=60000",
+)
+
+Lifetime = Literal["long", "batch", "short"]
+LIFETIME_OPTIONS: Final[dict[Lifetime, tuple[str, ...]]] = {
+    "long": (),
+    # Java's second compiler takes a quarter of the CPU time of a start. So it compiles only methods that are called ten
+    # times as often as by default: those that a long backlog needs.
+    "batch": (
+        "-XX:Tier4InvocationThreshold=50000",
+        "-XX:Tier4MinInvocationThreshold=6000",
+        "-XX:Tier4CompileThreshold=150000",
+        "-XX:Tier4BackEdgeThreshold=400000",
+    ),
+    "short": ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+}
+
+_MIN_DIRECT_MEMORY: Final = 256 << 20  # bytes
+_MAX_SERIAL_HEAP: Final = 2 << 30
+"""The largest heap, in bytes, of which one thread collects the garbage of a batch of work; that takes less CPU time."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +129,10 @@ class SparkSettings:
     Args:
         cores: The number of task slots, and of partitions of keyed state.
         memory: The limit of Java's heap.
-        quick: Start fast rather than run fast, for tests: Java compiles little.
+        state_memory: The limit of the caches of all state stores in a process, in megabytes. Pinned blocks may exceed
+            it for a moment.
+        lifetime: How long Spark runs: a "long" run is worth much work of Java's compilers and collectors, a "batch" of
+            work less, and a "short" run, such as a check or a test, the least.
         master: The address of Spark's master; tasks run on this machine, if omitted.
         python: The Python of the workers, or an archive with one; that of this process, if omitted.
         by_url: Whether checkpoints are at a URL rather than in a folder.
@@ -73,7 +140,8 @@ class SparkSettings:
 
     cores: int = field(default_factory=lambda: os.cpu_count() or 2)
     memory: str = "1g"
-    quick: bool = False
+    state_memory: int = 256
+    lifetime: Lifetime = "long"
     master: str = ""
     python: str | None = None
     by_url: bool = False
@@ -82,6 +150,11 @@ class SparkSettings:
     def is_local(self) -> bool:
         """Whether all workers run on this machine, so that the driver listens on loopback only."""
         return not self.master or self.master.startswith("local") or "//127.0.0.1" in self.master
+
+    @property
+    def batch_size(self) -> int:
+        """The bytes of events in a batch for which the heap suffices: Java holds several copies of them."""
+        return heap_size(self.memory) * 3 // 32
 
     def conf(self) -> dict[str, str]:
         """Returns the Spark configuration."""
@@ -100,12 +173,27 @@ class SparkSettings:
             "spark.app.name": "headwater",
             "spark.sql.shuffle.partitions": str(self.cores),
             "spark.executor.pyspark.memory": "2g",  # the limit of one Python worker
+            f"{_STATE}rocksdb.maxMemoryUsageMB": str(self.state_memory),
         }
+
+    def java_options(self) -> list[str]:
+        """Returns the options of Java."""
+        # A batch grows with the heap, and so do its copies in direct memory.
+        direct = max(_MIN_DIRECT_MEMORY, heap_size(self.memory) // 2)
+        serial = self.lifetime == "batch" and heap_size(self.memory) <= _MAX_SERIAL_HEAP
+        collector = ["-XX:+UseSerialGC"] if serial else []
+        limits = [f"-XX:MaxDirectMemorySize={direct}", f"-Dio.netty.maxDirectMemory={direct}"]
+        return [f"-Xmx{self.memory}", *limits, *JAVA_OPTIONS, *LIFETIME_OPTIONS[self.lifetime], *collector]
 
     @property
     def python_is_archive(self) -> bool:
         """Whether the Python of the workers is an archive that Spark unpacks on each worker."""
         return self.python is not None and self.python.endswith(ARCHIVE_SUFFIXES)
+
+    @property
+    def forks_workers(self) -> bool:
+        """Whether all Python processes are on this machine and run this Python, so that a fork server can fork them."""
+        return self.python is None and (not self.master or self.master.startswith("local["))
 
     @property
     def worker_python(self) -> str:
@@ -120,14 +208,25 @@ class Spark:
         folder: The folder of its log file.
         settings: Its size and location.
         app: The user's file, whose functions the workers run; the modules beside it are shipped to them.
+        report: Records the steps of the start.
     """
 
-    def __init__(self, folder: Path, settings: SparkSettings | None = None, app: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: SparkSettings | None = None,
+        app: Path | None = None,
+        report: StartReport | None = None,
+    ) -> None:
+        self._report = report or StartReport()
         self._folder = folder
         self._app = app
         self._settings = settings or SparkSettings()
         self._jvm: Jvm | None = None
+        self._fork_server: ForkServer | None = None
+        self._recording: ClassRecording | None = None
         self._session: SparkSession | None = None
+        self._scratch = Path()
         self._mutex = threading.Lock()  # held for the whole start, so that concurrent callers get one session
 
     @property
@@ -141,14 +240,17 @@ class Spark:
     def _start(self) -> SparkSession:
         self._folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix="headwater-spark-")
+        self._scratch = Path(scratch)
         conf = self._settings.conf() | {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
         # Workers run the same Python with the same packages, unless the profile names another.
-        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        os.environ["PYSPARK_PYTHON"] = self._settings.worker_python
+        self._fork_server = ForkServer(Path(scratch)) if self._settings.forks_workers else None
+        forked = str(self._fork_server.python) if self._fork_server else None
+        os.environ["PYSPARK_DRIVER_PYTHON"] = forked or sys.executable
+        os.environ["PYSPARK_PYTHON"] = forked or self._settings.worker_python
         where = _write_python_wrapper(Path(scratch)) if self._settings.python_is_archive else None
-        quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if self._settings.quick else []
-        options = [f"-Xmx{self._settings.memory}", *quick]
+        options = [*self._settings.java_options(), *self._archive_options()]
         self._jvm = start_jvm(conf, options, self._folder.absolute() / "spark.log", where)
+        self._report.record("started Java")
         os.environ["PYSPARK_GATEWAY_PORT"] = str(self._jvm.port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = self._jvm.secret
         try:
@@ -165,7 +267,28 @@ class Spark:
         # PySpark and py4j log every error a second time.
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver"):
             logging.getLogger(name).disabled = True
+        self._report.record("started Spark's session")
         return session
+
+    def _archive_options(self) -> list[str]:
+        """Returns the options of Java that use the class archive, or that record the classes for one."""
+        java, jars = find_java(), spark_jars()
+        options = archive_options(java, jars)
+        if options or self._settings.lifetime == "short" or CLASS_ARCHIVE.read() == "off":
+            return options
+        self._recording = ClassRecording.begin(java, jars)
+        return self._recording.options if self._recording else []
+
+    def make_archive(self) -> None:
+        """Make the class archive in the background if there is none; call it once a batch with rows has committed."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.make_archive()
+
+    def ship_app(self) -> None:
+        """Ship the app and the modules beside it again; the app must be loaded. Starts the session."""
+        if self._app is not None:
+            ship_app(self.session, self._app, self._scratch)
 
     def watch(self, timeout: float) -> None:
         """End this process if Java has ended or does not respond within a timeout in seconds; the node restarts it.
@@ -185,10 +308,17 @@ class Spark:
 
         def watchdog() -> None:
             while (jvm := self._jvm) is not None:
-                if jvm.process.poll() is not None or time.monotonic() - answered >= timeout:
+                code = jvm.process.poll()
+                if code is not None or time.monotonic() - answered >= timeout:
                     logger.error("Java has ended or has not responded for %g s; the engine ends", timeout)
+                    # A Java that does not respond may be collecting garbage without an end.
+                    memory = (
+                        "Java did not respond" if code is None else _memory_reason(code, self._folder / "spark.log")
+                    )
+                    if memory:
+                        record_out_of_memory(self._folder.parent, memory)
                     logging.shutdown()
-                    os._exit(_EXIT_JVM_HANGS)
+                    os._exit(EXIT_OUT_OF_MEMORY if memory and code is not None else _EXIT_JVM_HANGS)
                 time.sleep(1.0)
 
         # Two threads, because a call into a Java process that hangs does not return.
@@ -199,6 +329,8 @@ class Spark:
         """Stop all queries, the session and the virtual machine."""
         with self._mutex:
             session, jvm, self._session, self._jvm = self._session, self._jvm, None, None
+            fork_server, self._fork_server = self._fork_server, None
+            recording, self._recording = self._recording, None
         if session is not None and jvm is not None and jvm.process.poll() is None:
             gateway: Any = session.sparkContext._gateway
             try:
@@ -209,6 +341,22 @@ class Spark:
                 jvm.stop()
         elif jvm is not None:
             jvm.stop()
+        if fork_server is not None:
+            fork_server.stop()
+        if recording is not None:
+            recording.discard()
+
+
+def _memory_reason(code: int, log: Path) -> str:
+    """Returns why Java ended if a batch may have been too large for its memory; empty otherwise.
+
+    Args:
+        code: The exit code of Java.
+        log: Its output, which names what was short.
+    """
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_TAIL))
+        return "" if _OTHER_MEMORY.search(file.read()) else _OUT_OF_MEMORY.get(code, "")
 
 
 def _write_python_wrapper(folder: Path) -> Path:

@@ -43,6 +43,7 @@ __all__ = [
     "ipc_source_of",
     "key_group_ids",
     "pack_key_group",
+    "split_by_size",
     "unpack_key_group",
 ]
 
@@ -282,9 +283,7 @@ def _rechunk(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        length = min(_MAX_ROWS, max(1, _MAX_BYTES * len(batch) // max(1, batch.nbytes)))
-        for start in range(0, len(batch), length):
-            part = batch.slice(start, length)
+        for part in split_by_size(batch):
             if waiting and (rows + len(part) > _MAX_ROWS or size + part.nbytes > _MAX_BYTES):
                 yield pa.Table.from_batches(waiting)
                 waiting, rows, size = [], 0, 0
@@ -292,6 +291,17 @@ def _rechunk(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             rows, size = rows + len(part), size + part.nbytes
     if waiting:
         yield pa.Table.from_batches(waiting)
+
+
+def split_by_size(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a batch in parts that Java can hold several copies of, without copying them.
+
+    Example:
+        >>> [len(part) for part in split_by_size(pa.record_batch({"text": ["x" * (3 << 20)] * 3}))]
+        [1, 1, 1]
+    """
+    length = min(_MAX_ROWS, max(1, _MAX_BYTES * len(batch) // max(1, batch.nbytes)))
+    return (batch.slice(start, length) for start in range(0, len(batch), length))
 
 
 def encode_ipc(rows: pa.Table) -> bytes:

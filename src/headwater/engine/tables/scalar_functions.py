@@ -287,7 +287,7 @@ def _interval(scalar: ScalarWriter, node: exp.Expr) -> str:
 
 def _parse_interval(text: str) -> timedelta | None:
     """Parse a fixed duration: `1 hour`, `15 minutes`."""
-    found = re.fullmatch(r"\s*(-?\d+)\s+([a-zA-Z]+?)s?\s*", text)
+    found = re.fullmatch(r"\s*(-?\d+)\s+([a-zA-Z]+?)[sS]?\s*", text)
     if found is None or found[2].lower() not in _UNITS:
         return None
     return timedelta(**{f"{found[2].lower()}s": int(found[1])})

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -42,7 +42,8 @@ class HttpGroupWaiter:
     def wait(self, timeout: float | None) -> bool:
         """Returns True as soon as the group changed since the last wait."""
         changed = self.changed.wait(timeout)
-        self.changed.clear()
+        if changed:  # after a timeout there may be a change by now, which the next wait must see
+            self.changed.clear()
         return changed
 
     def close(self) -> None:
@@ -122,9 +123,12 @@ class HttpGroups:
         self._remove_user(membership.group, membership.topic, membership.member)
         self._transport.call("DELETE", _member_path(membership))
 
-    def states(self) -> list[GroupState]:
-        """Returns the state of all groups."""
-        return msgspec.convert(self._transport.json("GET", "/api/groups")["groups"], list[GroupState], strict=False)
+    def states(self, topic: str | None = None) -> list[GroupState]:
+        """Returns the state of all groups on all topics, or on one."""
+        found = self._transport.json("GET", "/api/groups")["groups"]
+        return [
+            state for state in msgspec.convert(found, list[GroupState], strict=False) if topic in (None, state.topic)
+        ]
 
     def state(self, group: str, topic: str) -> GroupState:
         """Returns the state of one group."""
@@ -133,6 +137,19 @@ class HttpGroups:
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the committed offsets of a group."""
         self._transport.call("POST", f"{_group_path(group, topic)}/offsets", document={"offsets": dict(offsets)})
+
+    def report(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the committed offsets of a group without members."""
+        self.reset(group, topic, offsets)
+
+    def delete(self, group: str, topic: str | None = None) -> None:
+        """Delete the committed offsets of a group on a topic, or on all."""
+        self.delete_group(group, topic)
+
+    def delete_group(self, group: str, topic: str | None = None, *, dry_run: bool = False) -> Any:
+        """Delete a group on one topic or on all, or only look; returns the node's document about what goes."""
+        path = f"/api/groups/{check_name(group, what='group')}" if topic is None else _group_path(group, topic)
+        return self._transport.json("DELETE", path, params={"dry_run": str(dry_run).lower()})
 
     def watch(self, group: str, topic: str) -> HttpGroupWaiter:
         """Returns a waiter for changes of a group."""

@@ -28,6 +28,7 @@ from headwater.log.batch import LogBatch
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.http.consumer_groups import HttpGroups, format_start
 from headwater.log.http.transport import Transport
+from headwater.log.invalid_events import invalid_topic_of
 from headwater.log.notifier import Waiter
 from headwater.log.reader import FrameDecoder
 from headwater.log.tombstones import TombstoneHorizon
@@ -62,6 +63,8 @@ class HttpLog:
         ...
     """
 
+    repeats_appends = True
+
     def __init__(
         self, url: str, *, patience: timedelta = timedelta(seconds=15), timeout: timedelta = timedelta(seconds=60)
     ) -> None:
@@ -87,6 +90,7 @@ class HttpLog:
         """Create a topic, or update an existing one to this definition."""
         wanted = msgspec.json.decode(topic.to_json())
         del wanted["version"]
+        wanted["invalid"] = topic.invalid
         wanted["schema"] = {"arrow": to_arrow_base64(topic.schema)}
         stored = {option: name for name, option in OPTION_NAMES.items()}
         wanted["given"] = sorted(stored.get(option, option) for option in topic.given)
@@ -95,6 +99,24 @@ class HttpLog:
         except RefusedError as error:
             error.location = error.location or topic.location
             raise
+
+    def delete(self, name: str) -> None:
+        """Delete a topic; the node refuses it while something uses the topic."""
+        self.delete_topic(name)
+
+    def delete_topic(self, name: str, *, dry_run: bool = False) -> Any:
+        """Delete a topic, or only look; returns the node's document about what goes."""
+        self._decoders.pop(name, None)
+        return self.transport.json("DELETE", _topic_path(name), params={"dry_run": str(dry_run).lower()})
+
+    def size(self, name: str) -> int | None:
+        """Returns the size of a topic in bytes."""
+        found: int | None = self.delete_topic(name, dry_run=True)["size"]
+        return found
+
+    def side_topics(self, name: str) -> list[str]:
+        """Returns none: a node keeps everything of a topic in its folder."""
+        return []
 
     def _cache_decoder(self, document: dict[str, Any]) -> FrameDecoder:
         settings = {name: value for name, value in document.items() if name in _STORED_FIELDS}
@@ -176,17 +198,23 @@ class HttpLog:
             for (append, _), receipt in zip(run, receipts, strict=True):
                 append.outcome = receipt
 
-    def _post(self, name: str, batch: WriteBatch, body: bytes) -> Receipts:
+    def _post(self, name: str, batch: WriteBatch, body: bytes, diverted_from: str | None = None) -> Receipts:
         """Send a packed batch; a request whose response was lost is repeated only if the batch has a producer."""
+        params = {"previous": batch.previous, "diverted_from": diverted_from}
         answer = self.transport.call(
             "POST",
             f"{_topic_path(name)}/frames",
             content=body,
             media=FRAMES_MEDIA_TYPE,
-            params=None if batch.previous is None else {"previous": batch.previous},
+            params={name: value for name, value in params.items() if value is not None},
             repeatable=bool(batch.producer),
         )
         return unpack_receipts(name, answer.content)
+
+    def divert(self, name: str, batch: WriteBatch) -> Receipts:
+        """Append rows to the topic of a topic's invalid events; the node counts them as diverted."""
+        target = invalid_topic_of(self.topic(name))
+        return self._post(target, batch, pack_batch(batch), diverted_from=name)
 
     def complete(self, name: str) -> int:
         """Advance the event time of a topic to the present and return it, in microseconds since 1970."""

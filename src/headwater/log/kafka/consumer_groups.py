@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from headwater.errors import FencedError, HeadwaterError, RefusedError, UnknownGroupError
-from headwater.log.consumer_groups import GroupState, Membership
+from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX, GroupState, Membership
 from headwater.log.event_log import Start
 from headwater.log.kafka.brokers import Brokers, topic_partition
 from headwater.log.kafka.fetcher import KafkaGroupWaiter
@@ -29,6 +29,7 @@ __all__ = ["GroupMember", "KafkaGroups"]
 
 _SESSION_TIMEOUT_MS: Final = 10_000  # without a heartbeat; then the brokers remove the member
 _POLL_INTERVAL: Final = 0.05  # seconds of one poll of the driver; a commit waits at most this long
+_INPUTS_AGE: Final = 5.0  # seconds until the brokers are asked again for the inputs of pipelines
 _COMMIT_ATTEMPTS: Final = 40  # at intervals of 0.1 s, while the group rebalances
 
 
@@ -240,6 +241,8 @@ class KafkaGroups:
         self._members: dict[str, GroupMember] = {}
         self._starts: dict[str, dict[int, int]] = {}
         self._waiters: dict[tuple[str, str], list[KafkaGroupWaiter]] = {}
+        self._inputs_lock = threading.Lock()  # held while the brokers are asked
+        self._inputs: tuple[float, dict[str, list[str]]] = (-_INPUTS_AGE, {})
 
     def join(
         self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)
@@ -319,20 +322,33 @@ class KafkaGroups:
 
     # -- administration ------------------------------------------------------------------------------------------
 
-    def states(self) -> list[GroupState]:
-        """Returns the state of every group on every declared topic."""
-        topics = set(self._log.topics())
+    def states(self, topic: str | None = None) -> list[GroupState]:
+        """Returns the state of every group on every declared topic, or on one."""
+        topics = set(self._log.topics()) if topic is None else {topic}
+        names = self._names()
+        owners = self._partition_owners(names)
+        return [
+            self._state(name, each, offsets, owners[name])
+            for name in names
+            for each, offsets in sorted(self._group_offsets(name).items())
+            if each in topics
+        ]
+
+    def pipeline_inputs(self) -> dict[str, list[str]]:
+        """Returns the topics that each pipeline reads, by the name of the pipeline; asked every few seconds."""
+        with self._inputs_lock:
+            asked_at, known = self._inputs
+            if time.monotonic() - asked_at > _INPUTS_AGE:
+                names = [name for name in self._names() if name.startswith(PIPELINE_GROUP_PREFIX)]
+                known = {name.removeprefix(PIPELINE_GROUP_PREFIX): sorted(self._group_offsets(name)) for name in names}
+                self._inputs = time.monotonic(), known
+            return known
+
+    def _names(self) -> list[str]:
         listed = self._brokers.retry(
             lambda seconds: self._brokers.admin.list_consumer_groups(request_timeout=seconds).result()
         )
-        names = sorted(group.group_id for group in listed.valid)
-        owners = self._partition_owners(names)
-        return [
-            self._state(name, topic, offsets, owners[name])
-            for name in names
-            for topic, offsets in sorted(self._group_offsets(name).items())
-            if topic in topics
-        ]
+        return sorted(group.group_id for group in listed.valid)
 
     def state(self, group: str, topic: str) -> GroupState:
         """Returns one group on one topic; its generation is the highest that members of this process have seen."""
@@ -353,6 +369,10 @@ class KafkaGroups:
             RefusedError: A member is running.
         """
         check_name(group, what="group")
+        self._refuse_running_members(group)
+        self.report(group, topic, offsets)
+
+    def _refuse_running_members(self, group: str) -> None:
         running = {owner for held in self._partition_owners([group])[group].values() for owner in held.values()}
         if running:
             raise RefusedError(
@@ -361,9 +381,34 @@ class KafkaGroups:
                 fix="stop its consumers first",
                 group=group,
             )
+
+    def report(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the committed offsets of a group that never has members."""
         partitions = [topic_partition(topic, *pair) for pair in offsets.items()]
         wanted = self._kafka.ConsumerGroupTopicPartitions(group, partitions)
         self._brokers.call_admin(self._brokers.admin.alter_consumer_group_offsets, [wanted])
+
+    def delete(self, group: str, topic: str | None = None) -> None:
+        """Delete the committed offsets of a group on all topics; the driver deletes only whole groups.
+
+        Raises:
+            UnknownGroupError: There is no such group, or it has no offsets on this topic.
+            RefusedError: A member is running, or the group has offsets on other topics than the one named.
+        """
+        check_name(group, what="group")
+        known = self._group_offsets(group)
+        if not known or topic not in (None, *known):
+            what = f'no group "{group}"' + (f' on topic "{topic}"' if topic is not None else "")
+            raise UnknownGroupError(what, group=group)
+        if topic is not None and len(known) > 1:
+            raise RefusedError(
+                f'group "{group}" has offsets on other topics, and Kafka deletes only whole groups',
+                detail=f"topics: {', '.join(sorted(known))}",
+                fix=f"headwater groups delete {group}",
+                group=group,
+            )
+        self._refuse_running_members(group)
+        self._brokers.call_admin(self._brokers.admin.delete_consumer_groups, [group])
 
     def _group_offsets(self, group: str) -> dict[str, dict[int, int]]:
         """Returns the committed offsets by topic and partition; topics without one are left out."""

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from headwater.errors import DataGoneError, FencedError, HeadwaterError, UnknownTopicError, UnreachableError
 from headwater.log.kafka.event_time_index import INDEX_CONFIG, EventTimeEnd, EventTimeWalk, OffsetRange
 from headwater.log.kafka.producers import TransactionalProducer
+from headwater.log.maintenance.awaited_topics import find_awaited_time
 from headwater.log.maintenance.idle_markers import IdleDetector
 from headwater.log.storage.anchored_clock import MachineClock
 from headwater.log.storage.frame import LOWEST_TIME
@@ -73,6 +74,7 @@ class EventTimeIndexer:
         self._machine = MachineClock()
         self._looped_at = self._machine.boottime()
         self._completed = 0  # the event time of the last request to complete the topic
+        self._awaited_time = LOWEST_TIME  # to which a topic without events is raised; see awaited_topics.py
         topic = log.topic(name)
         self._external_time = topic.external_time
         self._compacted = topic.compact
@@ -179,13 +181,18 @@ class EventTimeIndexer:
             if time.monotonic() - self._checked_at > _CHECK_INTERVAL:
                 self._check_topic()
                 self._complete()
+                self._awaited_time = self._find_awaited_time()
+                self._log.renew_clock()
 
     def _count_silence_anew(self) -> None:
         """Forget the silence so far if this process did not run, or did not reach the brokers, for some time."""
-        before, self._looped_at = self._looped_at, self._machine.boottime()
-        stalled = timedelta(microseconds=self._looped_at - before)
+        stalled = self._measure_stall()
+        self._looped_at = self._machine.boottime()
         if stalled > _STALL:
             self._idle_detector.count_anew(self._log.topic(self._name), stalled)
+
+    def _measure_stall(self) -> timedelta:
+        return timedelta(microseconds=self._machine.boottime() - self._looped_at)
 
     def _complete(self) -> None:
         """Write the markers of a new request to complete the topic, after all its present events."""
@@ -199,6 +206,22 @@ class EventTimeIndexer:
                     break
             with self._changed:
                 self._write([self._idle_marker(number, wanted) for number in self._progress])
+
+    @property
+    def _has_events(self) -> bool:
+        return any(progress.next_offset for progress in self._progress.values())
+
+    def _find_awaited_time(self) -> int:
+        """Returns the time to which the topic is raised if it never had an event; asks the brokers only then."""
+        if self._has_events or self._external_time:
+            return LOWEST_TIME
+        try:
+            inputs = self._log.groups.pipeline_inputs()
+            time_ = find_awaited_time(self._name, inputs, self._log.input_time)
+        except HeadwaterError:
+            logger.debug("%s: the inputs of pipelines are unknown", self._name, exc_info=True)
+            return LOWEST_TIME
+        return LOWEST_TIME if time_ is None else time_
 
     def _index_ends(self) -> None:
         """Index end offsets without reading rows: only idle markers advance externally kept event time."""
@@ -273,9 +296,13 @@ class EventTimeIndexer:
         if topic.is_table:
             # A join in any process may wait for this table: its markers always come at steady intervals.
             due = self._idle_detector.due_table_markers(topic, self._progress, lambda _: True)
+        elif not self._has_events:
+            due = self._idle_detector.due_raises(topic, self._progress, self._awaited_time)
         else:
             due = self._idle_detector.due_markers(topic, self._progress, lambda n: self._progress[n].arrived_at)
-        return [self._idle_marker(number, at) for number, at in due]
+        found = [self._idle_marker(number, at) for number, at in due]
+        # Measured after the silence: a process can be stopped at any instruction, most often while it waits for events.
+        return [] if self._idle_detector.count_anew(topic, self._measure_stall()) else found
 
     def _write(self, ranges: list[tuple[int, OffsetRange]]) -> None:
         """Write ranges and progress in one transaction; the caller holds `_changed`."""

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,16 +18,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from headwater.errors import BadOffsetError, UnknownTopicError
+from headwater.errors import BadOffsetError, HeadwaterError, UnknownTopicError
 from headwater.events import Clock, Receipt, Receipts, SystemClock
 from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.inspection import TopicInspection
+from headwater.log.invalid_events import create_invalid_topic, invalid_topic_of
 from headwater.log.kafka.brokers import Brokers, KafkaAddress, with_batch_cache
 from headwater.log.kafka.completions import Completions, no_indexer_error
 from headwater.log.kafka.consumer_groups import KafkaGroups
-from headwater.log.kafka.event_time_index import EventTimeIndex, index_topic
+from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, index_topic
 from headwater.log.kafka.fetcher import ConsumerPool, KafkaTopicWaiter
 from headwater.log.kafka.producers import COMMITS_TOPIC, IdempotentProducer, NamedProducerPool
 from headwater.log.kafka.records import RecordCodec, event_times
@@ -33,7 +36,9 @@ from headwater.log.kafka.serializers import Serializer
 from headwater.log.kafka.timed_topic import BatchCache, EventTimeWaiter, TimedKafkaTopic
 from headwater.log.kafka.topic_writer import KafkaTopicWriter
 from headwater.log.kafka.topics import DEFINITIONS_TOPIC, KafkaTopics, TopicDefinition, TopicDefinitions, topic_config
+from headwater.log.maintenance.awaited_topics import InputTime
 from headwater.log.notifier import Waiter
+from headwater.log.storage.anchored_clock import AnchoredClock
 from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import (
     Topic,
@@ -49,8 +54,10 @@ from headwater.units import micros, moment
 
 __all__ = ["SUPPORT", "KafkaInspector", "KafkaLog"]
 
+logger = logging.getLogger("headwater.kafka")
 _MICROSECOND = timedelta(microseconds=1)
 _SCAN_BYTES: Final = 1 << 20  # of one read while a time is searched
+_RENEWAL_INTERVAL: Final = 60.0  # seconds between two renewals of the clock's anchor
 _HORIZON_AGE: Final = 60 * 1_000_000  # microseconds; less than the tolerance of the horizon
 
 
@@ -69,7 +76,7 @@ class KafkaLog:
         url: `kafka://[user:password@]host:port[,host:port][?setting=value&…]`. Settings are those of librdkafka, and
             `replication.factor` and `min.insync.replicas` for new topics.
         patience: How long to retry while no broker answers.
-        clock: The clock; another one in tests.
+        clock: The clock, which does not stamp arrivals: the brokers do. The wall clock, if left out.
         index_time: Whether this process indexes the event time of topics that pipelines read (event_time_indexer.py).
         cache: Folder for decoded batches, which pipelines on this machine read instead of decoding records again.
 
@@ -82,6 +89,8 @@ class KafkaLog:
         headwater.errors.UnreachableError: UNREACHABLE: no Kafka broker answers at kafka://127.0.0.1:9
         ...
     """
+
+    repeats_appends = True
 
     def __init__(
         self,
@@ -100,6 +109,7 @@ class KafkaLog:
         self.brokers = Brokers(self.address, patience)
         self.kafka_topics = KafkaTopics(self.brokers)
         self.clock = clock or SystemClock()
+        self._renewed_at = time.monotonic() - _RENEWAL_INTERVAL
         self._index_time = index_time
         self._timed_topics: dict[str, TimedKafkaTopic] = {}
         self._definitions = TopicDefinitions(self.kafka_topics)
@@ -111,6 +121,15 @@ class KafkaLog:
         self._handles: dict[str, _TopicHandle] = {}
         self._horizons: dict[str, tuple[int, list[TombstoneHorizon]]] = {}  # by topic, with the time of the question
         self.groups = KafkaGroups(self.brokers, self)
+
+    def renew_clock(self) -> None:
+        """Renew the anchor of the data folder's clock, at most once a minute; called by what indexes event time."""
+        if isinstance(self.clock, AnchoredClock) and time.monotonic() - self._renewed_at > _RENEWAL_INTERVAL:
+            self._renewed_at = time.monotonic()
+            try:
+                self.clock.renew()
+            except (HeadwaterError, OSError):
+                logger.warning("the clock of the data folder was not renewed", exc_info=True)
 
     def __repr__(self) -> str:
         return f"KafkaLog('{self.address}')"
@@ -141,6 +160,7 @@ class KafkaLog:
             TopicExistsError: The partitions, the key or the time column differ.
         """
         check_name(topic.name)
+        create_invalid_topic(self, topic)
         known = self._definitions.all().get(topic.name)
         number = self.kafka_topics.partition_count(topic.name)
         if known is None or not number or _merge_wanted(known.topic, number, topic) != known.topic:
@@ -158,8 +178,10 @@ class KafkaLog:
                 self.kafka_topics.create(topic.name, topic.partitions, topic_config(topic))
             elif "partitions" in topic.given:
                 merge_definition(replace(topic, partitions=number), topic)  # raises if the numbers differ
-            first = replace(topic, partitions=number or topic.partitions).with_schema(topic.schema, 1)
-            return TopicDefinition(first, {1: topic.schema})
+            # The definition of a deleted topic stays: its versions are those of rows made for that topic.
+            version = 1 if known is None else known.topic.version + 1
+            first = replace(topic, partitions=number or topic.partitions, first_version=version)
+            return TopicDefinition(first.with_schema(topic.schema, version), {version: topic.schema})
         new = _merge_wanted(known.topic, number, topic)
         if new == known.topic:
             return None
@@ -168,6 +190,36 @@ class KafkaLog:
         if changed:
             self.kafka_topics.configure(topic.name, changed)
         return TopicDefinition(new, known.schemas | {new.version: new.schema})
+
+    def delete(self, name: str) -> None:
+        """Delete a topic and its side topics; the brokers remove the offsets of its groups.
+
+        Raises:
+            UnknownTopicError: There is no such topic.
+        """
+        self.topic(name)
+        doomed = self.side_topics(name)
+        with self._lock:
+            timed, handle = self._timed_topics.pop(name, None), self._handles.pop(name, None)
+        if timed is not None:
+            timed.close()
+        # The topic first: an index without a topic is harmless, a topic without its index has no event time.
+        self.kafka_topics.delete([name])
+        self.kafka_topics.delete(doomed)
+        if handle is not None:
+            handle.writer.buffer.close()
+        self._horizons.pop(name, None)
+        if self.batch_cache is not None:
+            self.batch_cache.clear(name)
+
+    def size(self, name: str) -> int | None:
+        """Returns None: the driver does not ask brokers for the size of their files."""
+        return None
+
+    def side_topics(self, name: str) -> list[str]:
+        """Returns the event-time index of a topic, if there is one."""
+        index = index_topic(name, self.topic_id(name))
+        return [index] if self.kafka_topics.partition_count(index) else []
 
     def _update_handle(self, known: TopicDefinition, partitions: int) -> _TopicHandle:
         topic = replace(known.topic, partitions=partitions)
@@ -209,6 +261,12 @@ class KafkaLog:
     def await_append(self, name: str, pending: PendingAppend) -> Receipt:
         """Wait for an event passed to `begin_append`."""
         return self._topic_handle(name).writer.await_append(pending)
+
+    def divert(self, name: str, batch: WriteBatch) -> Receipts:
+        """Append rows to the topic of a topic's invalid events, and count them as offered to it and diverted."""
+        receipts = self.append(invalid_topic_of(self.topic(name)), batch)
+        self._topic_handle(name).writer.counts.update(offered=batch.row_count, diverted=batch.row_count)
+        return receipts
 
     def complete(self, name: str) -> int:
         """Advance the event time of a topic to the present; the process that indexes it writes the markers.
@@ -356,6 +414,30 @@ class KafkaLog:
                 self._timed_topics[name] = TimedKafkaTopic(self, name, index_time=self._index_time)
             return self._timed_topics[name]
 
+    def input_time(self, name: str) -> InputTime | None:
+        """Returns the time of an input of a pipeline; None if it does not exist, or never had an event.
+
+        Reads the index of a topic that another process indexes, and does not take it over.
+        """
+        try:
+            topic = self.topic(name)
+            if not (topic.is_table or topic.external_time or any(part.end for part in self.ends(name))):
+                return None
+            timed = self._timed_topics.get(name)
+            index = timed.index if timed else EventTimeIndex(self.kafka_topics, index_topic(name, self.topic_id(name)))
+        except UnknownTopicError:
+            return None
+        try:
+            index.refresh()
+            ends = [index.end(number) for number in range(topic.partitions)]
+        except UnknownTopicError:  # the side topic: nobody has indexed this topic yet
+            ends = [EventTimeEnd()]
+        finally:
+            if timed is None:
+                index.close()
+        newest = max(ends, key=lambda end: end.max_event_time)
+        return InputTime.of(topic, ends, lambda: topic.is_live(newest.max_event_time, newest.arrived_at))
+
     def get_cached_batch(self, name: str, partition: int, base: int) -> LogBatch | None:
         """Returns the range that starts at an offset, if the indexing process has cached it on this machine."""
         if self.batch_cache is None:
@@ -365,6 +447,9 @@ class KafkaLog:
     def topic_id(self, name: str) -> str:
         """Returns the id that Kafka assigned to the topic; a later topic of the same name has another."""
         return self.kafka_topics.describe(name)[0]
+
+    def sync(self, name: str) -> None:
+        """Return at once: an append returns when all in-sync replicas have it."""
 
     def await_event_time(self, name: str) -> None:
         """Wait until the event time of all present events of a topic is known."""
@@ -431,7 +516,7 @@ SUPPORT: Final[dict[str, tuple[str, str]]] = {
     "offset of a repeated event": ("yes", "if this process sent it; -1 otherwise"),
     "offsets without gaps": ("until compaction", "no: each commit of a transaction takes one"),
     "schema evolution": ("yes", "yes, the same rules"),
-    "`value_format=`": ("kept in the definition; always typed columns", "json, avro, arrow"),
+    "`value_format=`": ("kept in the definition; always typed columns", "json, avro, arrow, debezium"),
     "records of other programs": ("not possible", "read under the declared type; unreadable records are marked bad"),
     "read from an offset, a time, the end": ("yes", "yes; a time is found by reading from its arrival on"),
     "late records": ("on every read", "in pipelines; elsewhere by a walk (`headwater.log.kafka.walk`)"),

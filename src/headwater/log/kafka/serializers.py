@@ -1,4 +1,4 @@
-"""Serializers for the value formats of a topic: JSON, Avro, Arrow.
+"""Serializers for the value formats of a topic: JSON, Avro, Arrow, Debezium.
 
 The headers of our records name the format, unless it is JSON. Records of other programs, without our headers, are
 read in the topic's format.
@@ -8,6 +8,7 @@ read in the topic's format.
 | JSON | an object | |
 | Avro | one datum in binary encoding, without a prefix | `hw.values`, `hw.fingerprint`: CRC-64-AVRO of the schema |
 | Arrow | an IPC stream of one row | `hw.values` |
+| Debezium | a JSON envelope of a row change, without a schema; read with or without one | `hw.values` |
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from headwater.errors import BadEventError, MissingPackageError
-from headwater.events import Codec
+from headwater.events import Codec, change_row_schema
+from headwater.events.debezium import EnvelopeReader, write_envelope
 from headwater.events.schema_export import to_avro
 from headwater.log.topic import ValueFormat
 
@@ -28,6 +30,7 @@ __all__ = [
     "VALUE_FORMAT_HEADER",
     "ArrowSerializer",
     "AvroSerializer",
+    "DebeziumSerializer",
     "Header",
     "JsonSerializer",
     "Serializer",
@@ -75,6 +78,8 @@ def create_serializer(values: ValueFormat, codec: Codec, name: str) -> Serialize
     """
     if values is ValueFormat.AVRO:
         return AvroSerializer(codec, name)
+    if values is ValueFormat.DEBEZIUM:
+        return DebeziumSerializer(codec, name)
     return ArrowSerializer(codec) if values is ValueFormat.ARROW else JsonSerializer(codec)
 
 
@@ -163,6 +168,31 @@ class ArrowSerializer:
         if all(table.schema.equals(tables[0].schema) for table in tables):
             return self.codec.encode_dataframe(pa.concat_tables(tables))
         return pa.concat_batches([self.codec.encode_dataframe(table) for table in tables])
+
+
+class DebeziumSerializer:
+    """Values as Debezium's envelopes, of a topic of changes.
+
+    Args:
+        codec: The codec of a type of changes (`hw.changes`).
+        name: The topic, which is the name of the source in the envelopes.
+    """
+
+    def __init__(self, codec: Codec, name: str) -> None:
+        row = change_row_schema(codec.schema)
+        assert row is not None, "Topic.declare checks the type"
+        self.codec = codec
+        self.headers: list[Header] = [(VALUE_FORMAT_HEADER, b"debezium")]
+        self._name = name
+        self._reader = EnvelopeReader(row)
+
+    def encode(self, rows: pa.RecordBatch) -> list[bytes]:
+        """Returns one envelope per change."""
+        return [write_envelope(row, self._name) for row in self.codec.rows(rows)]
+
+    def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
+        """Returns the changes of these envelopes."""
+        return self.codec.encode([self._reader.read(value) for value in values])
 
 
 class UnknownSerializer:

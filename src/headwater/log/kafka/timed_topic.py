@@ -117,6 +117,10 @@ class TimedKafkaPartition:
         """Returns the offset and max event time up to which the partition is indexed."""
         return self._index.end(self.number)
 
+    def size(self, start: int, end: int) -> int:
+        """Returns the bytes of the events of `[start, end)` in memory, as the indexer has measured them."""
+        return sum(each.size for each in self._index.ranges(self.number, start, end))
+
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
         """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers.
 

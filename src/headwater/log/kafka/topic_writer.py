@@ -18,8 +18,8 @@ from headwater.log.append_buffer import COUNTERS, AppendBuffer, PendingAppend
 from headwater.log.kafka.producers import OffsetArray, ProducedBatch, RecordGroup
 from headwater.log.kafka.records import EncodedRecords, encode_records
 from headwater.log.topic import Topic, check_producer
-from headwater.log.topic_writer import Run, check_key, group_by_producer, write_run
-from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, coalesce
+from headwater.log.topic_writer import Run, group_by_producer, write_run
+from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, check_key, coalesce
 
 if TYPE_CHECKING:
     from headwater.log.kafka.kafka_log import KafkaLog

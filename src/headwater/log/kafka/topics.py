@@ -147,6 +147,15 @@ class KafkaTopics:
 
         self.brokers.retry(check_leaders)
 
+    def delete(self, names: list[str]) -> None:
+        """Delete topics, and wait until the brokers no longer name them."""
+        if not names:
+            return
+        self.brokers.call_admin(self.brokers.admin.delete_topics, names, operation_timeout=_CREATE_TIMEOUT)
+        deadline = time.monotonic() + self.brokers.patience
+        while any(map(self.partition_count, names)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     def add_partitions(self, name: str, partitions: int) -> None:
         """Raise the number of partitions of a topic to `partitions`."""
         more = self._kafka.admin.NewPartitions(name, partitions)

@@ -20,12 +20,15 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from headwater.config import COMPACTION_MEMORY
 from headwater.errors import LockedError
 from headwater.log.batch import LogBatch
+from headwater.log.maintenance.key_offsets import KeyOffsets
 from headwater.log.open_topic import OpenTopic
 from headwater.log.storage import Frame, FrameKind, Partition, PartitionState, Segment
 from headwater.log.storage.frame import ENVELOPE, encode_frame, envelope_bits, serialize_columns
 from headwater.log.storage.segment import SegmentHeader
+from headwater.units import size
 
 __all__ = ["CompactionResult", "compact"]
 
@@ -64,10 +67,14 @@ def compact(topic: OpenTopic, number: int, now: int, *, eager: bool = False) -> 
         new, old = (sum(map(partition.files.file_size, bases)) for bases in (dirty, clean))
         if not dirty or (new < old and not eager):
             return CompactionResult(number)
+        memory = size(COMPACTION_MEMORY.read())
+        result = CompactionResult(number)
         try:
-            return _CompactionPass(topic, partition, state, now).run(closed, dirty)
+            while dirty:
+                result, closed, dirty = _CompactionPass(topic, partition, state, now, memory).run(closed, dirty)
         except FileNotFoundError:  # retention removed a segment meanwhile: the next run compacts the rest
             return CompactionResult(number)
+        return result
 
 
 @contextlib.contextmanager
@@ -85,28 +92,39 @@ def _compaction_lock(partition: Partition) -> Iterator[None]:
 
 
 class _CompactionPass:
-    """One run over the closed segments `[first, end)` of a partition."""
+    """One run over the closed segments of a partition, up to the first whose keys no longer fit into memory."""
 
-    def __init__(self, topic: OpenTopic, partition: Partition, state: PartitionState, now: int) -> None:
+    def __init__(self, topic: OpenTopic, partition: Partition, state: PartitionState, now: int, memory: int) -> None:
         self.topic = topic
         self.partition = partition
         self.state = state
         self.oldest_tombstone = now - _KEEP_TOMBSTONES // timedelta(microseconds=1)
-        self.last: dict[bytes, int] = {}  # key to the offset of its last event in the dirty segments
+        self.last = KeyOffsets(memory)  # of the last event of each key in the dirty segments
         self.seen = self.kept = 0
         self.tombstones_removed = 0  # offset behind the last one of the segments that are rewritten now
         self.tombstone_kept = False  # whether a tombstone was too young; all behind it stay, too
 
-    def run(self, closed: list[int], dirty: list[int]) -> CompactionResult:
-        for base in dirty:
-            for frame, data in self.partition.files.read_frames(base, self.state):
-                if frame.kind is FrameKind.EVENTS:
-                    batch = self.topic.decode(self.partition.number, frame, data)
-                    self.last.update(zip(_keys(batch), batch.offsets.tolist(), strict=True))
-        for bases in self._group_segments(closed):
+    def run(self, closed: list[int], dirty: list[int]) -> tuple[CompactionResult, list[int], list[int]]:
+        """Returns the result, and the closed and the dirty segments that are left for the next pass."""
+        read = next((at for at, base in enumerate(dirty) if not self._read_keys(base, must=at == 0)), len(dirty))
+        rest = dirty[read:]
+        now = closed[: len(closed) - len(rest)]
+        for bases in self._group_segments(now):
             until = min((base for base in closed if base > bases[-1]), default=self.state.segment)
             self._rewrite(bases, until)
-        return CompactionResult(self.partition.number, self.seen, self.kept)
+        result = CompactionResult(self.partition.number, self.seen, self.kept)
+        left = [base for base in self.partition.files.bases(fresh=True) if base < self.state.segment]
+        return result, left, rest
+
+    def _read_keys(self, base: int, *, must: bool) -> bool:
+        """Read the keys of a segment; returns False if they do not fit. What was read of them is right nevertheless."""
+        for frame, data in self.partition.files.read_frames(base, self.state):
+            if frame.kind is FrameKind.EVENTS:
+                if not must and not self.last.has_room(frame.count):
+                    return False
+                batch = self.topic.decode(self.partition.number, frame, data)
+                self.last.put(_keys(batch), batch.offsets)
+        return True
 
     def _group_segments(self, closed: list[int]) -> Iterator[list[int]]:
         """Yields neighbouring segments that together fit into one."""
@@ -136,6 +154,7 @@ class _CompactionPass:
             producers=header.producers,
             markers=header.markers,
             tombstones_removed=until,
+            older_producers=header.older_producers,
         )
         length = new.create(new_header, frame.max_event_time_before, temporary=True)
         for data in self._surviving_frames(bases):
@@ -180,7 +199,7 @@ class _CompactionPass:
         yield from self._merge(waiting)
 
     def _survivors(self, batch: LogBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        newest = np.fromiter((self.last.get(key, -1) for key in _keys(batch)), np.int64, len(batch.offsets))
+        newest = self.last.get(_keys(batch))
         # A key without an event in the dirty segments was already unique: the last run left one event of it.
         keep: np.ndarray[tuple[int], np.dtype[np.bool_]] = (newest < 0) | (newest == batch.offsets)
         keep &= ~self._expired_tombstones(batch, last_of_key=keep)
@@ -238,7 +257,6 @@ class _CompactionPass:
         yield encode_frame(frame, serialize_columns(values, envelope))
 
 
-def _keys(batch: LogBatch) -> list[bytes]:
+def _keys(batch: LogBatch) -> pa.Array:
     assert batch.key_bytes is not None  # a compacted topic has a key
-    keys: list[bytes] = batch.key_bytes.to_pylist()
-    return keys
+    return batch.key_bytes

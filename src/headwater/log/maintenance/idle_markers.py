@@ -7,6 +7,7 @@ its event time advances with its events alone, until someone says that it is com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,10 +18,11 @@ from headwater.log.protocol import PartitionEnd
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.topic import Topic
 
-__all__ = ["IdleDetector"]
+__all__ = ["MIN_STALL", "IdleDetector"]
 
 _MAX_PAUSE: Final = timedelta(hours=1)
-_MIN_STALL: Final = timedelta(seconds=5)
+MIN_STALL: Final = timedelta(seconds=5)
+"""After a longer time without a check, a process may have been stopped."""
 
 Ends = Mapping[int, PartitionEnd]
 
@@ -101,15 +103,37 @@ class IdleDetector:
         self._width = width
         self._topics: dict[str, _TopicSilence] = {}
 
-    def count_anew(self, topic: Topic, stalled: timedelta) -> None:
+    def count_anew(self, topic: Topic, stalled: timedelta) -> bool:
         """Forget the silence of a topic if no check ran for too long: its events may have had to wait, too.
 
         Args:
             topic: The topic.
-            stalled: The time since the previous check.
+            stalled: The time since the previous check, measured after this one.
+
+        Returns:
+            Whether no check ran for too long: the markers that this one found due must not be appended.
         """
-        if stalled > max(_MIN_STALL, topic.idle / 2):
-            self._topics.pop(topic.name, None)
+        if stalled <= max(MIN_STALL, topic.idle / 2):
+            return False
+        self._topics.pop(topic.name, None)
+        return True
+
+    def next_due(self, topic: Topic, looked: float) -> float:
+        """Returns the monotonic time of the next check that can find something, if no event arrives until then.
+
+        Args:
+            topic: The topic.
+            looked: A time before the last check: what came due since then may not have been seen.
+        """
+        seen, idle = self._topics.get(topic.name), topic.idle.total_seconds()
+        if seen is None:
+            return looked
+        times = [seen.whole.covered_to + seen.whole.pause]
+        if seen.first_event_at is not None:
+            times.append(seen.first_event_at + idle)
+        for silence in seen.partitions.values():
+            times += [silence.since + idle, silence.covered_to + idle, silence.covered_to + silence.pause]
+        return min((time for time in times if time > looked), default=math.inf)
 
     def _observe(self, topic: Topic, ends: Ends, now: float) -> _TopicSilence:
         new = _TopicSilence(_Silence(0, now, now, topic.idle.total_seconds()), {})

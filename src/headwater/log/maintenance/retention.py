@@ -14,7 +14,7 @@ from headwater.events import Clock
 from headwater.log.storage import Partition, PartitionState
 from headwater.log.topic import Retention
 
-__all__ = ["RetentionResult", "apply_retention"]
+__all__ = ["RetentionResult", "apply_retention", "exceeds_limits"]
 
 logger = logging.getLogger("headwater.log")
 _MICROSECOND = timedelta(microseconds=1)
@@ -28,6 +28,17 @@ class RetentionResult:
     first: int
     end: int
     blocked_by: str | None = None
+
+
+def exceeds_limits(partition: Partition, retention: Retention, clock: Clock) -> bool:
+    """Whether a topic's limits let anything of a partition go, apart from groups that have not read it."""
+    state = partition.state()
+    if _is_too_old(state, retention, clock) and state.next_offset > state.segment:
+        return True
+    try:
+        return _first_retained_offset(partition, state, retention, clock) > state.start_offset
+    except FileNotFoundError:  # another process removed or rewrote a segment meanwhile
+        return True
 
 
 def apply_retention(
@@ -44,7 +55,7 @@ def apply_retention(
     with partition.lock() as state:
         start = state.start_offset
         # The active segment is never removed: it is closed first if even its last event is too old.
-        too_old = retention.time is not None and _age(state.appended_at, clock) > retention.time
+        too_old = _is_too_old(state, retention, clock)
         current = partition.roll(state) if too_old and state.next_offset > state.segment else state
         wanted = _first_retained_offset(partition, current, retention, clock)
         slowest = min(committed, key=committed.__getitem__, default=None)
@@ -64,7 +75,7 @@ def apply_retention(
 def _first_retained_offset(partition: Partition, state: PartitionState, retention: Retention, clock: Clock) -> int:
     """Returns the first offset to keep."""
     bases = partition.files.bases(fresh=True)
-    sizes = [partition.files.file_size(base) for base in bases]
+    sizes = [0 if retention.size is None else partition.files.file_size(base) for base in bases]
     total = sum(sizes)
     for base, after, length in zip(bases, bases[1:], sizes, strict=False):
         previous = partition.files.segment(after).header()[1].previous
@@ -78,6 +89,10 @@ def _first_retained_offset(partition: Partition, state: PartitionState, retentio
             return base
         total -= length
     return state.segment
+
+
+def _is_too_old(state: PartitionState, retention: Retention, clock: Clock) -> bool:
+    return retention.time is not None and _age(state.appended_at, clock) > retention.time
 
 
 def _age(appended_at: int, clock: Clock) -> timedelta:

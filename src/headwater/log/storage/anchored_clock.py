@@ -1,8 +1,9 @@
-"""The clock of a log folder: wall time that does not jump while the machine runs.
+"""The clock of a data folder: wall time that does not jump while the machine runs.
 
 One file holds an anchor for all processes that use the folder: a wall time, the time since boot at that moment, and the
 boot id. In the same boot, the time is the anchor plus what has passed since, so a jump of the wall clock changes
-neither arrival times nor the age of events. The maintenance of the node renews the anchor each minute. A renewal
+neither arrival times nor the age of events. The maintenance of the node renews the anchor each minute; if the log is
+on Kafka, the process that indexes event time does. A renewal
 follows differences of less than a minute, such as corrections by NTP, and spreads them over the next minutes: the time
 never goes back and never jumps.
 """
@@ -22,7 +23,7 @@ import msgspec
 from headwater.errors import EnvironmentFaultError
 from headwater.log.storage.disk import Disk
 
-__all__ = ["Anchor", "AnchoredClock", "MachineClock", "TimeSource"]
+__all__ = ["Anchor", "AnchoredClock", "MachineClock", "TimeSource", "folder_clock"]
 
 _MINUTE: Final = 60_000_000  # microseconds
 _MAX_CORRECTION: Final = 3_000_000  # microseconds that the time follows the wall clock in a minute
@@ -207,3 +208,14 @@ class AnchoredClock:
         anchor = self._current_anchor()
         left = 0 if anchor is None else anchor.first + _SETTLED_AFTER - self._machine.boottime()
         return timedelta(microseconds=max(0, left))
+
+
+def folder_clock(folder: Path) -> AnchoredClock:
+    """Returns the clock of a data folder; the wall clock if the folder does not exist.
+
+    Example:
+        >>> clock = folder_clock(Path("nowhere"))
+        >>> clock.micros() - MachineClock().wall() < 1_000_000, Path("nowhere").exists()
+        (True, False)
+    """
+    return AnchoredClock(Disk(), folder / "clock.json")

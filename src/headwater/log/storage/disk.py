@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from headwater.errors import DiskFailedError, DiskFullError, HeadwaterError, NotWritableError
+from headwater.log.storage.file_pool import FILES
 
 __all__ = ["Disk"]
 
@@ -22,7 +23,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
 
 
 class Disk:
-    """Files by descriptor, folders by path; operating system errors are translated to Headwater errors.
+    """Files by handle, folders by path; operating system errors are translated to Headwater errors.
 
     Example:
         >>> import tempfile
@@ -35,51 +36,62 @@ class Disk:
     def open(self, path: Path, *, create: bool = True) -> int:
         """Open for reading and writing; with `create`, creates a missing file."""
         with _translate_errors(path):
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+            return FILES.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0))
 
     def open_readonly(self, path: Path) -> int:
         """Open for reading only; closing it notifies no watcher."""
         with _translate_errors(path):
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return FILES.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, handle: int) -> None:
-        """Close the descriptor."""
-        os.close(handle)
+        """Close the file."""
+        FILES.close(handle)
 
     def size(self, handle: int) -> int:
         """Returns the length of the file in bytes."""
-        return os.fstat(handle).st_size
+        file, fd = FILES.pin(handle)
+        try:
+            return os.fstat(fd).st_size
+        finally:
+            file.pins.pop()
 
     def read(self, handle: int, position: int, length: int) -> bytes:
         """Returns up to `length` bytes from `position`; fewer at the end of the file."""
+        file, fd = FILES.pin(handle)
         try:  # here and in `write`, a context manager would cost more than the call
-            return os.pread(handle, length, position)
+            return os.pread(fd, length, position)
         except OSError as error:
             raise translate_os_error(error, "read") from error
+        finally:
+            file.pins.pop()
 
     def write(self, handle: int, position: int, data: bytes) -> None:
         """Write all of `data` at `position`, or raise."""
+        file, fd = FILES.pin(handle)
         try:
-            written = os.pwrite(handle, data, position)
+            written = os.pwrite(fd, data, position)
             while written < len(data):
-                written += os.pwrite(handle, data[written:], position + written)
+                written += os.pwrite(fd, data[written:], position + written)
         except OSError as error:
             raise translate_os_error(error, "write") from error
+        finally:
+            file.pins.pop()
 
     def sync(self, handle: int) -> None:
         """Return only when the file's data is on stable storage."""
-        with _translate_errors("sync"):
-            _fdatasync(handle)
+        with _pinned(handle) as fd, _translate_errors("sync"):
+            _fdatasync(fd)
 
     def truncate(self, handle: int, length: int) -> None:
         """Cut the file to `length` bytes."""
-        with _translate_errors("truncate"):
-            os.ftruncate(handle, length)
+        with _pinned(handle) as fd, _translate_errors("truncate"):
+            os.ftruncate(fd, length)
 
     def replace(self, source: Path, target: Path, *, sync: bool = True) -> None:
         """Rename over an existing file, atomically, and make the rename durable."""
         with _translate_errors(target):
             os.replace(source, target)
+        FILES.rename(source, target)
         if sync:
             self.sync_folder(target.parent)
 
@@ -87,6 +99,39 @@ class Disk:
         """Delete a file; readers that have it open keep it."""
         with _translate_errors(path), contextlib.suppress(FileNotFoundError):
             path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Delete a folder with everything in it, if it exists; readers that have a file open keep it."""
+        for name in self.names(path):
+            inner = path / name
+            if inner.is_dir():
+                self.remove_folder(inner)
+            else:
+                self.remove(inner)
+        with _translate_errors(path), contextlib.suppress(FileNotFoundError):
+            path.rmdir()
+
+    def folder_size(self, path: Path) -> int:
+        """Returns the bytes of a folder with everything in it, or of a file; what vanishes meanwhile counts nothing."""
+        total = 0
+        if path.is_file():
+            with contextlib.suppress(FileNotFoundError):
+                total = path.stat().st_size
+            return total
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    total += self.folder_size(Path(entry.path)) if is_folder else entry.stat().st_size
+        return total
+
+    def is_current(self, handle: int, path: str) -> bool:
+        """Whether the path still leads to the open file, which nobody writes, and not to none or another one."""
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino, found.st_mtime_ns) == FILES.stamp(handle)
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its parents, durably."""
@@ -142,15 +187,24 @@ class Disk:
 
         The kernel releases the lock of a process that dies.
         """
+        file, fd = FILES.pin(handle)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            file.locked = True  # to close the file would release the lock
         except BlockingIOError:
             return False
+        finally:
+            file.pins.pop()
         return True
 
     def unlock(self, handle: int) -> None:
         """Release the lock."""
-        fcntl.flock(handle, fcntl.LOCK_UN)
+        file, fd = FILES.pin(handle)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            file.locked = False
+        finally:
+            file.pins.pop()
 
     def boot_id(self) -> int:
         """Returns a number that changes when the machine restarts: unsynced data may be lost then."""
@@ -164,6 +218,15 @@ def _read_boot_id() -> int:
     except OSError:
         return 0
     return int(text.strip().replace("-", "")[:15], 16)
+
+
+@contextlib.contextmanager
+def _pinned(handle: int) -> Iterator[int]:
+    file, fd = FILES.pin(handle)
+    try:
+        yield fd
+    finally:
+        file.pins.pop()
 
 
 @contextlib.contextmanager

@@ -122,14 +122,18 @@ def _find_hole(batch: WriteBatch, last: int, duplicates: int, producers: Produce
     """Returns the error of a batch that would count as a repeat, although the log lacks one of its numbers."""
     repeated = batch.sequence + (duplicates if batch.per_row else 1) - 1
     missing = producers.find_missing(batch.producer, batch.sequence, repeated) if duplicates else None
-    return None if missing is None else _gap_error(batch, missing, last, "the log has later ones, but not this one")
+    if missing is None:
+        return None
+    reason = "the log has later ones, but not this one: its append failed, or the topic's overload policy dropped it"
+    return _gap_error(batch, missing, last, reason)
 
 
 def _gap_error(batch: WriteBatch, sequence: int, last: int, reason: str) -> SequenceGapError:
     return SequenceGapError(
         f"sequence {sequence} of producer {batch.producer!r} does not follow {last}, the last one in the partition",
         detail=f"{reason}; nothing of the batch was appended",
-        fix="call flush, then send again everything since the last flush that returned, under the same numbers",
+        fix="call flush, then send again everything since the last flush that returned, under the same numbers; "
+        "an event that was dropped under a new number",
         producer=batch.producer,
         sequence=sequence,
         previous=batch.previous,

@@ -9,6 +9,7 @@ not. Read: look up the published end, read below it, compare checksums.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -24,10 +25,10 @@ from headwater.log.storage.event_counts import EventCounts
 from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, encode_frame
 from headwater.log.storage.frame_builder import AppendResult, build_frames
 from headwater.log.storage.partition_state import PartitionState, StateFile
-from headwater.log.storage.producers import ProducerState, load_producers
+from headwater.log.storage.producers import OlderProducers, ProducerState, load_producers
 from headwater.log.storage.recovery import recover
 from headwater.log.storage.segment import OffsetIndex, Segment, SegmentFiles, SegmentHeader, check_offset
-from headwater.log.topic import Durability, Topic
+from headwater.log.topic import Durability, Topic, deleted_topic_error
 
 if TYPE_CHECKING:
     from headwater.log.write_batch import WriteBatch
@@ -50,6 +51,8 @@ class Partition:
         definition: The topic's definition; may be replaced when the topic changes.
     """
 
+    _lock_handle = -1
+
     def __init__(
         self, disk: Disk, clock: Clock, folder: Path, state_file: StateFile, number: int, definition: Topic
     ) -> None:
@@ -61,6 +64,7 @@ class Partition:
         self._state_file = state_file
         self.definition = definition
         disk.make_folder(folder)
+        self._lock_path = str(folder / "lock")  # every read of the state looks at it, and building a Path is slow
         self._lock_handle = disk.open(folder / "lock")
         self._mutex = threading.RLock()  # one handle: the file lock keeps out other processes, not threads
         self.files = SegmentFiles(disk, folder)
@@ -74,6 +78,7 @@ class Partition:
         self._files_version = -1  # of the files that the caches describe
         self._max_arrival = (LOWEST_TIME, 0)  # a max event time, and the arrival of the record that set it
         self._verified = False  # whether this process has compared the published state with the files
+        self._synced_from = 0  # the first segment that may hold bytes that only the page cache has
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -87,9 +92,22 @@ class Partition:
             return repaired
 
     def _read_state(self) -> PartitionState | None:
-        """Returns the slot; drops cached file data first if files changed since."""
+        """Returns the slot; drops cached file data first if files changed since.
+
+        Raises:
+            UnknownTopicError: The topic was deleted.
+        """
+        if not self.is_current():
+            raise deleted_topic_error(self.definition.name)
         state = self._state_file.read(self.number)
         return None if state is None else self._drop_stale_caches(state)
+
+    def is_current(self) -> bool:
+        """Whether the partition is still that of the log; closes its segments if the topic was deleted."""
+        if not self.disk.is_current(self._lock_handle, self._lock_path):
+            self._state_file.deleted = True
+            self.invalidate()
+        return not self._state_file.deleted
 
     def _drop_stale_caches(self, state: PartitionState) -> PartitionState:
         if state.files_version != self._files_version:
@@ -108,7 +126,7 @@ class Partition:
         """Hold the partition's lock across threads and processes; yields a state that matches the files."""
         with self._mutex:
             if self._lock_depth == 0:
-                self.disk.lock(self._lock_handle)
+                self._lock_file()
             self._lock_depth += 1
             try:
                 state = self._read_state()
@@ -120,6 +138,13 @@ class Partition:
                 self._lock_depth -= 1
                 if self._lock_depth == 0:
                     self.disk.unlock(self._lock_handle)
+
+    def _lock_file(self) -> None:
+        try:
+            self.disk.lock(self._lock_handle)
+        except FileNotFoundError:  # its descriptor was given back meanwhile, and the file is gone
+            self.is_current()
+            raise deleted_topic_error(self.definition.name) from None
 
     def _matches_files(self, state: PartitionState, *, exact: bool = False) -> bool:
         """Whether the files hold what the slot says; with `exact`, nothing more (only true under the lock)."""
@@ -185,6 +210,17 @@ class Partition:
             )
             self._write_frames(state, encode_frame(frame, b""), [frame], state.appended_at)
 
+    def sync(self) -> None:
+        """Bring everything that was appended to stable storage; for topics whose appends do not (durability "fast").
+
+        The first call syncs all segments: another process may have written them, and died before it synced.
+        """
+        with self.lock() as state:
+            for base in self.files.bases(fresh=True):
+                if base >= self._synced_from:
+                    self.disk.sync(self.files.segment(base).handle)
+            self._synced_from = state.segment
+
     def _write_frames(self, state: PartitionState, data: bytes, frames: list[Frame], appended_at: int) -> None:
         # The end is published after the sync: on a durable topic nobody reads bytes that a power cut can lose.
         segment = self.files.segment(state.segment)
@@ -240,6 +276,8 @@ class Partition:
         """Start a new segment at the partition's end; only under the lock."""
         known = self._load_producers(state)
         known.remove_expired(self._clock.micros())
+        recent, older = known.snapshot(), OlderProducers(self.disk, self.folder)
+        older_file = known.save_older(older, recent, state.next_offset)
         self.publish(replace(state, dirty=True))
         same_base = state.next_offset == state.segment  # it holds no events yet: a new file under the same name
         closed = self.files.segment(state.segment)
@@ -250,7 +288,7 @@ class Partition:
             previous = (state.segment, state.length, state.appended_at)
             markers = self._event_counts.markers(closed, state.length)
         segment = Segment(self.disk, self.folder, state.next_offset)
-        header = SegmentHeader(previous=previous, producers=known.snapshot(), markers=markers)
+        header = SegmentHeader(previous=previous, producers=recent, markers=markers, older_producers=older_file)
         length = segment.create(header, state.max_event_time)
         new = replace(
             state,
@@ -264,6 +302,7 @@ class Partition:
         self.files.invalidate()
         self._producers_position = (new.segment, new.length)
         self.publish(new)
+        older.remove_others(older_file)
         return new
 
     def _load_producers(self, state: PartitionState) -> ProducerState:
@@ -296,7 +335,7 @@ class Partition:
             state = self.state()
             try:
                 return self._fetch(offset, max_bytes, state)
-            except DamagedError:
+            except (DamagedError, FileNotFoundError):
                 if state.files_version == files_version:
                     raise
                 files_version = state.files_version  # the file may have been rewritten since: try once more
@@ -321,6 +360,30 @@ class Partition:
                 offset = self._index.next_segment_base(segment, offset, state)
         return found
 
+    def size(self, start: int, end: int) -> int:
+        """Returns the bytes of the frames of `[start, end)`; both offsets are at frame boundaries.
+
+        Frames are stored as they are in memory, so positions in the segments give their size. The position of the
+        partition's end is cached, so a reader that continues there later needs no search.
+
+        Raises:
+            DataGoneError: Retention has removed the start.
+        """
+        state = self.state()
+        check_offset(self.number, start, state.start_offset, state.next_offset)
+        if start >= end:
+            return 0
+        first, position, length = self._index.locate(start, state)
+        if end >= state.next_offset:
+            last, until = self.files.segment(state.segment), state.length
+            self._index.cache_position(state.next_offset, last, until)
+        else:
+            last, until, _ = self._index.locate(end, state)
+        if first.base == last.base:
+            return until - position
+        between = (base for base in self.files.bases() if first.base < base < last.base)
+        return length - position + sum(map(self.files.file_size, between)) + until
+
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
         """Returns the headers of the frames that hold offsets in `[start, end)`, without reading bodies."""
         files_version = -1
@@ -330,7 +393,7 @@ class Partition:
                 for frame in self._frame_headers(start, end, state):
                     start = frame.next_offset
                     yield frame
-            except DamagedError:
+            except (DamagedError, FileNotFoundError):
                 if state.files_version == files_version:
                     raise
                 files_version = state.files_version
@@ -417,4 +480,11 @@ class Partition:
 
     def close(self) -> None:
         """Close the lock file; segments close when their last reader ends."""
-        self.disk.close(self._lock_handle)
+        handle, self._lock_handle = self._lock_handle, -1
+        if handle >= 0:
+            self.disk.close(handle)
+
+    def __del__(self) -> None:
+        # That of a deleted topic closes with its last user: other threads may be using it when it is forgotten.
+        if not sys.is_finalizing():
+            self.close()

@@ -8,6 +8,7 @@ file is rebuilt from them.
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -66,8 +67,11 @@ class StateFile:
         7
     """
 
+    _handle = -1
+
     def __init__(self, disk: Disk, path: Path) -> None:
         self.path = path
+        self.deleted = False  # whether the topic was found to be deleted, by any process
         self._disk = disk
         self._handle = disk.open(path)
 
@@ -89,4 +93,10 @@ class StateFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._disk.close(self._handle)
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            self._disk.close(handle)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()

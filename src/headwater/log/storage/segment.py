@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
@@ -62,7 +63,8 @@ class SegmentHeader(msgspec.Struct, omit_defaults=True):
     length (a segment closed after a failed sync may have more bytes), and the arrival of its last batch.
     `markers` is the number of idle markers in it; None in files of older versions. `tombstones_removed` is set
     by compaction, too: the offset behind the last tombstone that is no longer in the segment. `producers` maps
-    an id to (first and last sequence, base offset, rows, time).
+    an id to (first and last sequence, base offset, rows, time). `older_producers` is the file of those that are not
+    among them: the offset that names it, and how many of its bytes count.
     """
 
     format: int = FORMAT_VERSION
@@ -71,6 +73,7 @@ class SegmentHeader(msgspec.Struct, omit_defaults=True):
     producers: dict[str, tuple[int, int, int, int, int]] = {}
     tombstones_removed: int = 0
     markers: int | None = None
+    older_producers: tuple[int, int] | None = None
 
 
 class Segment:
@@ -264,8 +267,9 @@ class Segment:
         )
 
     def __del__(self) -> None:
-        # Closed with the last reference, not when a cache drops it: another thread may be reading.
-        if self._handle is not None:
+        # Closed with the last reference, not when a cache drops it: another thread may be reading. While the
+        # interpreter ends, a daemon thread may have stopped for good with the pool's lock.
+        if self._handle is not None and not sys.is_finalizing():
             self._disk.close(self._handle)
             self._handle = None
 
@@ -363,7 +367,7 @@ def check_offset(partition: int, offset: int, start: int, end: int) -> None:
         raise DataGoneError(
             f"offsets {offset} to {start - 1} of partition {partition} are gone",
             detail=f"retention removed them; the partition now starts at {start}",
-            fix='start="earliest", or headwater reset GROUP --to earliest',
+            fix='start="earliest", or headwater reset GROUP --topic TOPIC --to earliest',
             partition=partition,
             first=offset,
             last=start - 1,

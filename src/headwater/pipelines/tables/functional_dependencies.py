@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from typing import Final
 
 from sqlglot import exp
 
@@ -23,6 +24,7 @@ __all__ = ["identifies", "require_key"]
 
 Names = frozenset[str]
 Keys = Mapping[str, tuple[str, ...]]
+_FIXED_UNITS: Final = ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK")
 Rules = list[tuple[list[str], list[str]]]
 """Dependencies: the first names determine the second."""
 
@@ -211,6 +213,11 @@ class _DependencyAnalysis:
         # `coalesce(left, right)` determines both columns, also in an outer join.
         if relation.how == "inner" or len(relation.on) == 1:
             known = known.with_rules(*(([_coalesce_name(*pair)], pair) for pair in relation.on))
+        # The other side is null or equal, so `coalesce` is the column of the side that keeps all its rows.
+        if relation.how in ("left", "right"):
+            kept = lefts if relation.how == "left" else rights
+            named = zip(relation.on, kept, strict=True)
+            known = known.with_rules(*(([_coalesce_name(*pair)], [name]) for pair, name in named))
         return known
 
     def _top(self, relation: Top) -> _Dependencies:
@@ -245,6 +252,8 @@ def _invertible_names(tree: exp.Expr) -> list[str]:
         return [tree.name]
     if isinstance(tree, exp.Dot) and isinstance(tree.this, exp.Column):
         return [f"{tree.this.name}#{tree.expression.name}"]
+    if isinstance(tree, exp.Add | exp.Sub) and _is_fixed_interval(tree.expression):
+        return _invertible_names(tree.this)
     if isinstance(tree, exp.Struct):
         members = [each.expression if isinstance(each, exp.PropertyEQ) else each for each in tree.expressions]
         return [name for member in members for name in _invertible_names(member)]
@@ -253,6 +262,12 @@ def _invertible_names(tree: exp.Expr) -> list[str]:
         if all(isinstance(part, exp.Column) for part in parts):
             return [_coalesce_name(*(part.name for part in parts))]
     return []
+
+
+def _is_fixed_interval(tree: exp.Expr) -> bool:
+    """Returns whether an interval has the same length at any time, unlike a month."""
+    unit = tree.text("unit").upper().removesuffix("S") if isinstance(tree, exp.Interval) else ""
+    return isinstance(tree.this, exp.Literal) and unit in _FIXED_UNITS
 
 
 def _constant_at(relation: Relation, number: int) -> exp.Expr | None:

@@ -223,8 +223,9 @@ class DashboardRoutes(Routes):
     async def live(self, views: str = "") -> Response:
         """`views` is a list of names, separated by commas. The stream sends everything once, then only what changes.
 
-        Events are `pipelines` (all of them, with rate and lag), `engine`, and `rows` with the upserts and deletes of
-        one view. Each row has its key as text in `_key`; `open` says by key whether the row's window may still change.
+        Events are `pipelines` (all of them, with rate and lag), `engine`, `memory` (of node and engine, in bytes), and
+        `rows` with the upserts and deletes of one view. Each row has its key as text in `_key`; `open` says by key
+        whether the row's window may still change.
         There are at most four rounds of events per second. A slow client gets fewer, newer events; one that reads
         nothing is disconnected.
         """
@@ -267,7 +268,7 @@ class _DashboardSource:
     def _poll(self) -> list[bytes]:
         pipelines = self._pipelines.read()
         engine = summarize_engine(pipelines, read_engine_status(self._gateway.log.folder))
-        found = {"pipelines": pipelines, "engine": engine}
+        found = {"pipelines": pipelines, "engine": engine, "memory": self._gateway.memory()}
         messages = [(event, document) for event, document in found.items() if document != self._sent.get(event)]
         self._sent = found
         messages += [("rows", changed) for rows in self._rows if (changed := rows.poll()) is not None]

@@ -21,6 +21,7 @@ from headwater.errors import (
     SequenceGapError,
     TooLargeError,
     UnknownTopicError,
+    UsageError,
 )
 from headwater.events import Receipt
 from headwater.log import LogBatch
@@ -67,6 +68,7 @@ _ATTRIBUTES: Final = {
     "sequence": "The producer's number of this event, increasing",
     "previous": "The sequence that the producer sent to the partition before; -1 if none; not checked if left out",
 }
+_SKIP: Final = {"skip_invalid": "Leave invalid lines of an NDJSON body out: true or false"}
 _PATH: Final = "/api/topics/{name}/events"
 
 
@@ -91,7 +93,7 @@ class EventRoutes(Routes):
             DiskFullError,
         ),
         request_body=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
-        query=_ATTRIBUTES,
+        query=_ATTRIBUTES | _SKIP,
         status=201,
     )
     async def append(self, request: Request) -> Response:
@@ -99,13 +101,14 @@ class EventRoutes(Routes):
 
         The events of one partition are appended completely or not at all. Attributes of a JSON event are given as
         `ce-` headers (CloudEvents, binary mode) or in the query. The status is 201 if the event was appended and 200
-        if it was a repeat or the overload policy dropped it.
+        if it was a repeat, the overload policy dropped it, or it is invalid and went to the topic of invalid events.
         """
         name, kind = request.path_params["name"], media_type(request)
-        parameters = parse_query(request, _ATTRIBUTES)
+        parameters = parse_query(request, _ATTRIBUTES | _SKIP)
+        skip_invalid = _parse_flag("skip_invalid", parameters.pop("skip_invalid", "false"))
         async with self._gateway.bodies.read(request) as data:
             if kind in _NDJSON_TYPES:
-                return await self._append_lines(name, data)
+                return await self._append_lines(name, data, skip_invalid)
             if kind == CLOUD_EVENT:
                 attributes, value = parse_cloud_event(data, name)
             elif kind == JSON:
@@ -120,10 +123,11 @@ class EventRoutes(Routes):
             for attribute, given in parameters.items():  # the query takes precedence over headers and document
                 attributes.set(attribute, given)
             receipt = await self._threads.append(self._gateway.ingest.append_one, name, value, attributes)
-            return json_response(receipt, 200 if receipt.duplicate or receipt.dropped else 201)
+            appended = not (receipt.duplicate or receipt.dropped or receipt.diverted)
+            return json_response(receipt, 201 if appended else 200)
 
-    async def _append_lines(self, name: str, data: bytes) -> Response:
-        receipts = await self._threads.append(self._gateway.ingest.append_lines, name, data)
+    async def _append_lines(self, name: str, data: bytes, skip_invalid: bool) -> Response:
+        receipts = await self._threads.append(self._gateway.ingest.append_lines, name, data, skip_invalid=skip_invalid)
         document = AppendDocument(
             name,
             len(receipts),
@@ -131,8 +135,11 @@ class EventRoutes(Routes):
             receipts.dropped,
             receipts.partitions.tolist(),
             receipts.offsets.tolist(),
+            receipts.diverted,
+            receipts.refused,
+            dict(receipts.invalid),
         )
-        return json_response(document, 200 if receipts.dropped else 201)
+        return json_response(document, 200 if receipts.dropped or len(receipts.invalid) == len(receipts) else 201)
 
     @Route(
         "GET",
@@ -261,6 +268,12 @@ class _TopicSource:
 
     def _format_mark(self, partition: int) -> str:
         return f":{self._marks[partition]}" if partition in self._marks else ""
+
+
+def _parse_flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise UsageError(f"{name}={text[:80]} is neither true nor false", fix=f"?{name}=true", parameter=name)
+    return text == "true"
 
 
 def _encode_lines(batches: Iterator[LogBatch], limit: int | None) -> Iterator[bytes]:

@@ -20,10 +20,12 @@ from headwater.errors import (
     SequenceGapError,
     TooLargeError,
     UnknownTopicError,
+    UsageError,
 )
 from headwater.events import Codec
 from headwater.events.envelope import Receipts
 from headwater.log.open_topic import OpenTopic
+from headwater.log.topic import deleted_topic_error
 from headwater.log.wire import FRAMES_MEDIA_TYPE, RECEIPTS_MEDIA_TYPE, pack_frames, pack_receipts, unpack_batch
 from headwater.server.middleware import media_type
 from headwater.server.problems import http_problem
@@ -36,7 +38,10 @@ __all__ = ["GROUP_CHANGED", "FrameRoutes"]
 GROUP_CHANGED: Final = "headwater-group-changed"
 _MAX_PARTITION_BYTES: Final = 16 << 20
 _MAX_BYTES: Final = 32 << 20  # approximate bytes of one response
-_APPEND_QUERY: Final = {"previous": "The sequence that the producer sent to the partition before; -1 if none"}
+_APPEND_QUERY: Final = {
+    "previous": "The sequence that the producer sent to the partition before; -1 if none",
+    "diverted_from": "The topic to which these events were sent; they do not match its type, and it counts them",
+}
 
 
 class FrameRoutes(Routes):
@@ -70,19 +75,26 @@ class FrameRoutes(Routes):
             what = f"a body of {media_type(request) or 'no media type'} is not a frame"
             raise http_problem(415, what, detail=f"the media type must be {FRAMES_MEDIA_TYPE}")
         async with self._gateway.bodies.read(request, self._gateway.limits.frames) as data:
-            previous = parse_previous(parse_query(request, _APPEND_QUERY).get("previous"))
-            receipts = await self._threads.append(self._append, request.path_params["name"], data, previous)
+            receipts = await self._threads.append(
+                self._append, request.path_params["name"], data, parse_query(request, _APPEND_QUERY)
+            )
         return Response(pack_receipts(receipts), media_type=RECEIPTS_MEDIA_TYPE)
 
-    def _append(self, name: str, data: bytes, previous: int | None) -> Receipts:
+    def _append(self, name: str, data: bytes, query: Mapping[str, str]) -> Receipts:
         topic = self._log.open_topic(name)
-        rows = replace(unpack_batch(data, lambda version: _codec_for(topic, version)), previous=previous)
+        rows = unpack_batch(data, lambda version: _codec_for(topic, version))
+        rows = replace(rows, previous=parse_previous(query.get("previous")))
         if rows.partition is not None:
             _check_partition(topic, rows.partition)
         elif rows.producer and len(topic.partitions) > 1:
             what = "a frame of a producer must name its partition"
             raise BadEventError(what, detail="sequences are counted per partition; nothing was appended")
-        return self._log.append(name, rows)
+        source = query.get("diverted_from")
+        if source is None:
+            return self._log.append(name, rows)
+        if self._log.topic(source).invalid != name:
+            raise UsageError(f'invalid events of topic "{source}" do not go to "{name}"', parameter="diverted_from")
+        return self._log.divert(source, rows)
 
     @Route(
         "POST",
@@ -146,6 +158,8 @@ def _frames_response(data: bytes, *, group_changed: bool = False) -> Response:
 def _codec_for(topic: OpenTopic, version: int) -> Codec:
     if version > topic.definition.version:
         topic.reload()
+    if 0 < version < topic.definition.first_version:
+        raise deleted_topic_error(topic.definition.name, replaced=True)
     if not 1 <= version <= topic.definition.version:
         what = f'topic "{topic.definition.name}" has no schema {version}'
         raise BadEventError(what, detail=f"it has 1 to {topic.definition.version}")

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
 from headwater.client.consumer import OffsetReset, group_lags, refuse_pipeline_group, reset_group
+from headwater.client.deletion import Deletion, delete_group
 from headwater.errors import (
     BadOffsetError,
     BadSettingError,
@@ -60,6 +62,23 @@ class GroupRoutes(Routes):
     async def state(self, group: str, topic: str) -> Response:
         """Returns the owners and committed offsets per partition."""
         return json_response(await self._threads.read(self._groups.state, group, topic))
+
+    @Route("DELETE", _PATH, "Delete a group on a topic", body(Deletion), (UnknownGroupError, RefusedError))
+    async def delete_on_topic(self, group: str, topic: str, dry_run: bool = False) -> Response:
+        """Its committed offsets go, so retention no longer waits for it. With `dry_run`, nothing is deleted."""
+        return await self._delete(group, topic, dry_run=dry_run)
+
+    @Route("DELETE", "/api/groups/{group}", "Delete a group", body(Deletion), (UnknownGroupError, RefusedError))
+    async def delete(self, group: str, dry_run: bool = False) -> Response:
+        """Refused while a member runs, and for the group of a pipeline of the running app.
+
+        With `dry_run`, nothing is deleted, and `refused` in the response says why it would be.
+        """
+        return await self._delete(group, None, dry_run=dry_run)
+
+    async def _delete(self, group: str, topic: str | None, *, dry_run: bool) -> Response:
+        call = partial(delete_group, self._log, self._views, self._log.folder, group, topic, dry_run=dry_run)
+        return json_response(await self._threads.append(call))
 
     @Route(
         "POST",

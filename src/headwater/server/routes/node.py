@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from fastapi import HTTPException, Request, Response
 
 from headwater import __version__
+from headwater.client.disk_usage import DiskUsage, measure_disk
 from headwater.console import ASSETS
 from headwater.events.values import format_moment
 from headwater.server.gateway import json_response
@@ -57,8 +58,15 @@ class NodeRoutes(Routes):
                 len(topics),
                 len(self._gateway.sessions),
                 0 if connection is None else len(connection.connections),
+                await self._threads.read(self._gateway.memory),
             )
         )
+
+    @Route("GET", "/api/disk", "Get the size of everything in the data folder", body(DiskUsage))
+    async def disk(self) -> Response:
+        """Returns sizes by part, how long each is kept, and the groups for which retention keeps unread events."""
+        call = partial(measure_disk, self._log, self._log.clock, self._views, self._log.folder)
+        return json_response(await self._threads.read(call))
 
     @Route("GET", "/api/version", "Get the version of the node", body(Version))
     async def version(self) -> Response:

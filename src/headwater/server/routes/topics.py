@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import Query, Request, Response
 from msgspec import UNSET
 
+from headwater.client.deletion import Deletion, delete_topic
 from headwater.errors import (
     BadNameError,
     BadOffsetError,
@@ -91,6 +93,21 @@ class TopicRoutes(Routes):
         return json_response(documents.topic_document(await self._threads.read(self._log.topic, name)))
 
     @Route(
+        "DELETE",
+        _PATH,
+        "Delete a topic, or see what would go",
+        body(Deletion),
+        (UnknownTopicError, RefusedError),
+    )
+    async def delete(self, name: str, dry_run: bool = False) -> Response:
+        """Refused while a running pipeline or bridge reads it, and while a pipeline that exists writes it.
+
+        With `dry_run`, nothing is deleted, and `refused` in the response says why it would be.
+        """
+        call = partial(delete_topic, self._log, self._views, self._log.folder, name, dry_run=dry_run)
+        return json_response(await self._threads.append(call))
+
+    @Route(
         "GET",
         f"{_PATH}/schema",
         "Get a topic's type, the newest or of a version",
@@ -101,8 +118,9 @@ class TopicRoutes(Routes):
         """The Accept header chooses JSON Schema, Spark DDL or an Arrow schema message; JSON, the default, has all."""
         topic = await self._threads.read(self._log.topic, name)
         number = topic.version if version is None else version
-        if not 1 <= number <= topic.version:
-            raise http_problem(404, f'topic "{name}" has no schema {number}', detail=f"it has 1 to {topic.version}")
+        if not topic.first_version <= number <= topic.version:
+            detail = f"it has {topic.first_version} to {topic.version}"
+            raise http_problem(404, f'topic "{name}" has no schema {number}', detail=detail)
         schema = (await self._threads.read(self._log.open_topic(name).codec_of, number)).schema
         accept = request.headers.get("accept", "")
         if ARROW_SCHEMA in accept:

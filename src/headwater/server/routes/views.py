@@ -88,7 +88,7 @@ class ViewRoutes(Routes):
     @Route(
         "GET",
         "/api/views/{name}",
-        "Read rows of a view, as JSON or in the format that the name ends with",
+        "Read rows of a view or table, as JSON or in the format that the name ends with",
         body(RowsDocument) | body(None, NDJSON) | body(None, CSV) | body(None, ARROW) | body(None, PARQUET),
         (
             UnknownViewError,
@@ -105,7 +105,8 @@ class ViewRoutes(Routes):
         """The name may end in .json (the default), .ndjson, .csv, .arrow or .parquet.
 
         The system views hw_pipelines, hw_batches, hw_late, hw_quarantine and hw_state are read the same way. Arrow and
-        Parquet carry the view's key, window and watermark in the metadata of their schema.
+        Parquet carry the view's key, window and watermark in the metadata of their schema. A table is a
+        compacted topic; its rows are read from the topic.
         """
         name, dot, form = request.path_params["name"].rpartition(".")
         if not (dot and name and form in MEDIA_TYPES):
@@ -127,7 +128,7 @@ class ViewRoutes(Routes):
         return ViewQuery(
             name,
             where=given.get("where"),
-            key=parse_key(self._views.definition(name), keys) if keys else None,
+            key=parse_key(self._views.describe(name), keys) if keys else None,
             order=tuple(given["order"].split(",")) if "order" in given else None,
             limit=_parse_limit(given["limit"]) if "limit" in given else None,
             as_of=given.get("as_of"),
@@ -181,7 +182,7 @@ class ViewRoutes(Routes):
     @Route(
         "POST",
         "/api/sql",
-        "Run one SELECT over views and system views",
+        "Run one SELECT over views, tables and system views",
         body(SqlResponse) | body(None, _MSGPACK),
         (BadQueryError, BadJsonError),
         request_body=body(SqlRequest) | body(None, _MSGPACK),

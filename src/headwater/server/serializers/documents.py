@@ -8,22 +8,30 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headwater.client.consumer import OffsetReset
+from headwater.client.deletion import DeletedGroup, Deletion
+from headwater.client.disk_usage import DiskPart, DiskUsage, HeldTopic
 from headwater.events import Receipt
 from headwater.events.schema_export import schema_document
 from headwater.log import GroupState, Membership, PartitionRange, Topic
 from headwater.log.tombstones import TombstoneHorizon
+from headwater.store.status import MemoryReport
 
 __all__ = [
     "AppendDocument",
     "CommitRequest",
     "CompleteDocument",
     "CountsDocument",
+    "DeletedGroup",
+    "Deletion",
+    "DiskPart",
+    "DiskUsage",
     "EventCountDocument",
     "FetchRequest",
     "GroupChangeDocument",
     "GroupChangeRequest",
     "GroupState",
     "Health",
+    "HeldTopic",
     "JoinRequest",
     "LagDocument",
     "Membership",
@@ -59,6 +67,7 @@ class Problem(msgspec.Struct):
     detail: str | None = None
     fix: str | None = None
     location: str | None = None
+    source: str | None = None
     data: dict[str, Any] = {}
 
 
@@ -131,6 +140,8 @@ class TopicDocument(msgspec.Struct):
     schema: SchemaDocument
     device_clock: DeviceClockDocument | None = None
     values: str = "json"
+    invalid: str | None = None
+    first_version: int = 1
 
 
 def topic_document(topic: Topic) -> TopicDocument:
@@ -169,6 +180,7 @@ class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     clocked: bool | UnsetType = UNSET
     device_clock: DeviceClockDocument | UnsetType = UNSET
     values: str | UnsetType = UNSET
+    invalid: str | UnsetType | None = UNSET
     given: list[str] | UnsetType = UNSET
 
 
@@ -203,7 +215,10 @@ class CountsDocument(msgspec.Struct):
 
 
 class AppendDocument(msgspec.Struct):
-    """The partitions and offsets of the events of a body, in their order."""
+    """The partitions and offsets of the events of a body, in their order; -1 for one that is not in the topic.
+
+    `invalid` has the receipts of invalid events by their index: diverted, or refused with `skip_invalid`.
+    """
 
     topic: str
     events: int
@@ -211,6 +226,9 @@ class AppendDocument(msgspec.Struct):
     dropped: str | None
     partitions: list[int]
     offsets: list[int]
+    diverted: int = 0
+    refused: int = 0
+    invalid: dict[int, Receipt] = {}
 
 
 class FetchRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -328,6 +346,7 @@ class Health(msgspec.Struct):
     topics: int
     members: int
     connections: int
+    memory: MemoryReport
 
 
 class Version(msgspec.Struct):

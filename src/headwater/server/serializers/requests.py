@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 
-from headwater.client.producer import EncoderCache
-from headwater.errors import BadEventError, BadJsonError, BadKeyError, TooLargeError, UsageError
+from headwater.client.sender import EventSender, JsonRows
+from headwater.errors import BadEventError, BadJsonError, BadKeyError, TooLargeError, UnknownTopicError, UsageError
 from headwater.events import Receipt, partition_of, values_of
 from headwater.events.envelope import Receipts
 from headwater.events.values import to_json_value
@@ -20,6 +20,7 @@ from headwater.log.write_batch import EventEncoder
 
 __all__ = ["EventAttributes", "EventIngest", "parse_previous"]
 
+R = TypeVar("R")
 # CloudEvents attributes and the attributes of our events that they become.
 _ATTRIBUTE_NAMES: Final = {
     "id": "id",
@@ -126,7 +127,7 @@ class EventIngest:
     def __init__(self, log: EventLog, max_line: int) -> None:
         self._log = log
         self._max_line = max_line
-        self._encoders = EncoderCache(log, log.clock)
+        self._sender = EventSender(log, log.clock)
 
     def append_one(self, topic: str, body: bytes, attributes: EventAttributes) -> Receipt:
         """Append a single event."""
@@ -135,12 +136,26 @@ class EventIngest:
         if len(body) > self._max_line:
             what = f"the event has {len(body):,} bytes, more than {self._max_line:,}"
             raise TooLargeError(what, limit=self._max_line, size=len(body))
-        return self._log.append_one(
-            topic, self._encoders.encode(topic, lambda encoder, now: _encode_event(encoder, body, attributes, now))
+        return self._retry_if_deleted(
+            lambda: self._sender.send_one(
+                topic,
+                lambda encoder, now: _encode_event(encoder, body, attributes, now),
+                body,
+                lambda: _origin(topic, attributes),
+            )
         )
 
-    def append_lines(self, topic: str, body: bytes) -> Receipts:
+    def _retry_if_deleted(self, append: Callable[[], R]) -> R:
+        """Append; JSON fits whatever topic has the name now, also after a deletion."""
+        try:
+            return append()
+        except UnknownTopicError:  # the sender no longer has the encoder of the deleted topic
+            return append()
+
+    def append_lines(self, topic: str, body: bytes, *, skip_invalid: bool = False) -> Receipts:
         """Append the events of an NDJSON body; those of one partition completely or not at all.
+
+        With `skip_invalid`, invalid events are left out. Those of a topic with `invalid=` are diverted in any case.
 
         Raises:
             BadEventError: An event is invalid; `line` in its data is the line, counted from 1. Nothing was appended.
@@ -150,24 +165,44 @@ class EventIngest:
             raise BadJsonError("the body has no lines", fix="one JSON object on each line", row=0)
         lines = [line for _, line in numbered]
         try:
-            rows = self._encoders.encode(topic, lambda encoder, now: encoder.encode_json(lines, now))
+            return self._retry_if_deleted(
+                lambda: self._sender.send_rows(
+                    topic,
+                    JsonRows(lines),
+                    lambda row: f"POST {_path(topic)}, line {numbered[row][0]}",
+                    skip_invalid=skip_invalid,
+                )
+            )
         except (BadEventError, TooLargeError) as error:
             row = error.data.get("row")
             if row is not None:
                 error.data["line"] = numbered[row][0]
                 error.detail = "\n".join(filter(None, (f"line {numbered[row][0]} of the body", error.detail)))
             raise
-        return self._log.append(topic, rows)
 
     def delete(self, topic: str, key: str | None) -> Receipt:
         """Append the tombstone of a key."""
         if key is None:
             raise BadKeyError("a delete needs a key", fix="?key=...", topic=topic)
 
-        def tombstone(encoder: EventEncoder, now: int) -> Any:
-            return encoder.encode_tombstone(_parse_key(encoder, key), now)
+        def append() -> Receipt:
+            encoders = self._sender.encoders
+            row = encoders.encode(topic, lambda encoder, now: encoder.encode_tombstone(_parse_key(encoder, key), now))
+            with encoders.removed_if_deleted(topic):
+                return self._log.append(topic, row)[0]
 
-        return self._log.append(topic, self._encoders.encode(topic, tombstone))[0]
+        return self._retry_if_deleted(append)
+
+
+def _path(topic: str) -> str:
+    return f"/api/topics/{topic}/events"
+
+
+def _origin(topic: str, attributes: EventAttributes) -> str:
+    """Returns who sent an event: what it says itself, or the request."""
+    if attributes.producer:
+        return f"producer {attributes.producer}"
+    return attributes.attributes.get("source") or f"POST {_path(topic)}"
 
 
 def _encode_event(encoder: EventEncoder, body: bytes, attributes: EventAttributes, now: int) -> PendingEvent:

@@ -37,7 +37,7 @@ from headwater.store.columns import (
 )
 from headwater.store.commit import ViewTable
 
-__all__ = ["column_type", "decode_rows", "from_csv", "key_literals", "to_csv", "to_csv_columns"]
+__all__ = ["column_type", "decode_rows", "from_csv", "key_literals", "stored_type", "to_csv", "to_csv_columns"]
 
 _INTEGERS = {"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer", "int32": "integer"}
 _INTEGERS |= {"uint32": "bigint", "int64": "bigint", "uint64": "numeric(20,0)"}
@@ -57,6 +57,12 @@ def column_type(kind: pa.DataType) -> str:
     if pa.types.is_floating(kind):
         return "double precision" if kind == pa.float64() else "real"
     return next(name for fits, name in _TYPE_NAMES if fits(kind))
+
+
+def stored_type(kind: pa.DataType) -> str:
+    """Returns the PostgreSQL type for CREATE TABLE, in which text compares by bytes."""
+    found = column_type(kind)
+    return f'{found} COLLATE "C"' if found == "text" else found
 
 
 _TYPE_NAMES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (

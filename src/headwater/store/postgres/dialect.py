@@ -24,11 +24,11 @@ from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresPool, PostgresSess
 from headwater.store.columns import from_arrays, storage_columns
 from headwater.store.commit import Commit, StagedPart, ViewTable
 from headwater.store.dialect import RowsReader, StateEntry, StateSql, TableSql
-from headwater.store.postgres.columns import column_type, decode_rows, from_csv, key_literals
+from headwater.store.postgres.columns import column_type, decode_rows, from_csv, key_literals, stored_type
 from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA, check_columns, is_up_to_date, migrate_store
 from headwater.store.postgres.sandbox import PostgresSandbox
 from headwater.store.postgres.upsert import PostgresViewWriter, stage_part
-from headwater.store.protocol import QueryLimits, SqlResult
+from headwater.store.protocol import QueryLimits, SqlResult, TableRows
 from headwater.store.transaction import open_epoch
 from headwater.store.view_registry import current_tables, find_view, require_view
 
@@ -152,6 +152,15 @@ class PostgresDialect:
         """Returns a notifier for every write to the store, by any process on any machine."""
         return PostgresNotifier(self.pool)
 
+    def table_sizes(self) -> dict[str, int] | None:
+        """Returns the bytes of each table with its indexes."""
+        found = """
+            SELECT c.relname, pg_total_relation_size(c.oid)
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE c.relkind = 'r' AND n.nspname = ?
+        """
+        return dict(self.read_snapshot(lambda session: session.execute(found, (TABLE_SCHEMA,)).fetchall()))
+
     # -- commits ---------------------------------------------------------------------------------------------------
 
     def open_epoch(self, query: str) -> int:
@@ -197,8 +206,7 @@ class PostgresDialect:
 
         Text compares by bytes: as SQLite does, faster, and independent of the system's locales.
         """
-        found = column_type(kind)
-        return f'{found} COLLATE "C"' if found == "text" else found
+        return stored_type(kind)
 
     def check_table(self, session: PostgresSession, table: ViewTable, *, exists: bool) -> None:
         """Refuse names that are too long or differ only by case, and tables that others have altered."""
@@ -250,20 +258,27 @@ class PostgresDialect:
 
         return self._read_unreplaced(run)
 
-    def query(self, text: str, parameters: Sequence[Any], limits: QueryLimits, cancel: Event | None) -> SqlResult:
+    def query(
+        self,
+        text: str,
+        parameters: Sequence[Any],
+        limits: QueryLimits,
+        cancel: Event | None,
+        tables: Sequence[TableRows] = (),
+    ) -> SqlResult:
         """Returns the result of one SELECT of a user, in PostgreSQL's SQL."""
         query = check_select(text, len(parameters))
 
         def run() -> SqlResult:
-            with self._sandbox(limits, cancel) as sandbox:
+            with self._sandbox(limits, cancel, tables) as sandbox:
                 return sandbox.query(query, parameters)
 
         return self._read_unreplaced(run)
 
-    def _sandbox(self, limits: QueryLimits, cancel: Event | None) -> PostgresSandbox:
+    def _sandbox(self, limits: QueryLimits, cancel: Event | None, tables: Sequence[TableRows] = ()) -> PostgresSandbox:
         if self._reader_pool is not None:
-            return PostgresSandbox(self._reader_pool, limits, cancel, role=None)
-        return PostgresSandbox(self.pool, limits, cancel, role=READER_ROLE)
+            return PostgresSandbox(self._reader_pool, limits, cancel, role=None, tables=tables)
+        return PostgresSandbox(self.pool, limits, cancel, role=READER_ROLE, tables=tables)
 
     def _read_unreplaced(self, run: Callable[[], _T]) -> _T:
         """Returns the result of `run`, and repeats it if a view was replaced meanwhile.

@@ -132,7 +132,17 @@ CREATE TABLE hw$retries (
 ALTER TABLE hw$reports ADD COLUMN retries text NOT NULL DEFAULT '{}';
 """
 
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
+_EIGHTH = """
+CREATE TABLE hw$pipelines (
+    pipeline text PRIMARY KEY, app text NOT NULL, missing_since bigint, expired_at bigint
+);
+
+ALTER TABLE hw$late ADD COLUMN kept_at bigint NOT NULL DEFAULT 0;
+ALTER TABLE hw$quarantine ADD COLUMN kept_at bigint NOT NULL DEFAULT 0;
+ALTER TABLE hw$skips ADD COLUMN kept_at bigint NOT NULL DEFAULT 0;
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH)
 FORMAT = len(_STEPS)
 
 

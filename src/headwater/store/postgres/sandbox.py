@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from threading import Event, Thread
 from typing import Any
@@ -20,11 +20,14 @@ from psycopg import errors as pg
 from psycopg.types.string import TextLoader
 
 from headwater.errors import BadCredentialsError, BadQueryError, HeadwaterError
-from headwater.events.values import preview
+from headwater.events.values import preview, trim_zeros
+from headwater.sql.identifiers import quote
 from headwater.sql.postgres_pool import PostgresPool, PostgresSession
+from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
+from headwater.store.postgres.columns import stored_type, to_csv, to_csv_columns
 from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA
-from headwater.store.protocol import QueryLimits, SqlResult, limit_error
+from headwater.store.protocol import QueryLimits, SqlResult, TableRows, limit_error
 from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables
 
@@ -45,14 +48,21 @@ class PostgresSandbox:
         limits: The limits of the query.
         cancel: An event that ends the query when set, from any thread.
         role: The role to read under; None if the login of the connections has no other rights.
+        tables: Tables outside of the store; temporary tables during the query.
     """
 
     def __init__(
-        self, pool: PostgresPool, limits: QueryLimits, cancel: Event | None = None, role: str | None = READER_ROLE
+        self,
+        pool: PostgresPool,
+        limits: QueryLimits,
+        cancel: Event | None = None,
+        role: str | None = READER_ROLE,
+        tables: Sequence[TableRows] = (),
     ) -> None:
         self._limits = limits
         self._cancel = cancel
         self._role = role
+        self._tables = tables
         self._stack = contextlib.ExitStack()
         self._session: PostgresSession = self._stack.enter_context(pool.session())
         self._deadline = time.monotonic() + limits.time.total_seconds()
@@ -61,7 +71,10 @@ class PostgresSandbox:
         try:
             connection = self._session.connection
             self._stack.enter_context(connection.transaction(force_rollback=True))
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            for table in self._tables:
+                self._add_table(table)
+            connection.execute("SET TRANSACTION READ ONLY")
         except BaseException:
             self._stack.close()
             raise
@@ -69,6 +82,23 @@ class PostgresSandbox:
 
     def __exit__(self, *raised: Any) -> None:
         self._stack.__exit__(*raised)
+
+    def _add_table(self, table: TableRows) -> None:
+        """Copy a table to a temporary one, which the end of the transaction drops."""
+        described = ", ".join(
+            f"{quote(slot.name)} {stored_type(slot.kind)}" for slot in storage_columns(table.definition)
+        )
+        name = f"pg_temp.{quote(table.definition.name)}"
+        try:
+            self._session.execute_raw(f"CREATE TEMP TABLE {quote(table.definition.name)} ({described})")
+        except pg.InsufficientPrivilege:
+            raise BadCredentialsError(
+                f'a query over the table "{table.definition.name}" needs a temporary table; this user can create none',
+                fix="as an administrator: GRANT TEMPORARY ON DATABASE … TO the user of the store",
+            ) from None
+        self._session.copy_in(name, to_csv(to_csv_columns(table.definition, table.rows)))
+        if self._role is not None:
+            self._session.execute_raw(f"GRANT SELECT ON {name} TO {self._role}")
 
     def tables(self) -> list[ViewTable]:
         """Returns the existing views; call it before the query."""
@@ -94,13 +124,13 @@ class PostgresSandbox:
             yield from self._chunks(cursor, 5_000)
 
     def _chunks(self, cursor: RawServerCursor[tuple[Any, ...]], count: int) -> Iterator[Rows]:
-        whole = [
-            number
+        numeric = {
+            number: column.scale is None
             for number, column in enumerate(cursor.description or ())
-            if column.type_code == _NUMERIC_OID and column.scale is None
-        ]
+            if column.type_code == _NUMERIC_OID
+        }
         while rows := cursor.fetchmany(count):
-            yield [_restore_integers(row, whole) for row in rows] if whole else rows
+            yield [_shorten_numbers(row, numeric) for row in rows] if numeric else rows
             if time.monotonic() > self._deadline:
                 raise limit_error(self._limits, "time")
 
@@ -162,26 +192,39 @@ class PostgresSandbox:
         if isinstance(error, psycopg.OperationalError) and not isinstance(error, pg.InsufficientResources):
             return error  # a fault of the connection, which the pool translates
         reason = str(error).partition("\n")[0]
-        return BadQueryError(
-            f"the query cannot be answered: {reason[:300]}",
-            detail=f"views are in the schema {VIEW_SCHEMA}; the system's own are {', '.join(SYSTEM_VIEWS)}",
-            text=preview(text),
-        )
+        data: dict[str, Any] = {"relation": reason[:300]} if isinstance(error, pg.UndefinedTable) else {}
+        what = f"the query cannot be answered: {reason[:300]}"
+        views = f"views are in the schema {VIEW_SCHEMA}; the system's own are {', '.join(SYSTEM_VIEWS)}"
+        return BadQueryError(what, detail=views, text=preview(text), **data)
 
 
 class _TimestampLoader(TextLoader):
-    """Loads times in the text form of all stores: `2026-01-01T00:00:00.000000Z`."""
+    """Loads times as RFC 3339 text in UTC, with a fraction of six digits unless it is zero."""
 
     def load(self, data: Any) -> str:
         text = bytes(data).decode()
         read = _TIMESTAMP.fullmatch(text)
-        return text if read is None else f"{read[1]}T{read[2]}{(read[3] or '.'):0<7}Z"
+        if read is None:
+            return text
+        fraction = f"{read[3]:0<7}" if read[3] else ""
+        return f"{read[1]}T{read[2]}{fraction}Z"
 
 
-def _restore_integers(row: tuple[Any, ...], whole: list[int]) -> tuple[Any, ...]:
-    """Convert sums of integers back to integers; PostgreSQL returns them as numeric."""
+def _shorten_numbers(row: tuple[Any, ...], numeric: Mapping[int, bool]) -> tuple[Any, ...]:
+    """Convert sums of integers back to integers, and leave trailing zeros of other numbers out.
+
+    Args:
+        row: One row of a result.
+        numeric: The columns of the type numeric, each with whether its scale is unknown: PostgreSQL returns sums of
+            integers so.
+    """
     found = list(row)
-    for number in whole:
-        value = found[number]
-        found[number] = int(value) if value is not None and value.lstrip("-").isdigit() else value
+    for number, free in numeric.items():
+        text = found[number]
+        if text is not None:
+            found[number] = int(text) if free and text.lstrip("-").isdigit() else _trim_number(text)
     return tuple(found)
+
+
+def _trim_number(text: str) -> str:
+    return trim_zeros(text) if text.lstrip("-")[:1].isdigit() else text  # NaN and Infinity

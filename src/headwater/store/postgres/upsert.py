@@ -45,7 +45,8 @@ def stage_part(session: PostgresSession, table: ViewTable, batch: int, rows: pa.
     keys = [
         column for slot, column in zip(storage_columns(table), columns, strict=True) if slot.view_column in table.key
     ]
-    part = StagedPart(f"staged_{uuid.uuid4().hex}", rows.num_rows, tuple(bool(key.null_count) for key in keys))
+    nulls = tuple(bool(key.null_count) for key in keys)
+    part = StagedPart(f"staged_{uuid.uuid4().hex}", rows.num_rows, nulls, rows.nbytes)
     described = ", ".join(f"c{number} {column_type(slot.kind)}" for number, slot in enumerate(storage_columns(table)))
     session.execute_raw(f"CREATE UNLOGGED TABLE {_part_table(part)} (n bigint, {described})")
     session.execute("INSERT INTO hw$staged VALUES (?, ?, ?)", (part.table, table.query, batch))

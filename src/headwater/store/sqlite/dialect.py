@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from headwater.errors import BadTypeError, NotWritableError
+from headwater.errors import BadTypeError, HeadwaterError, NotWritableError
 from headwater.log.notifier import FileNotifier
 from headwater.sql.guard import StoreEngine
 from headwater.sql.identifiers import quote
@@ -23,7 +24,7 @@ from headwater.sql.sqlite_file import ReaderPool, SqliteSession, open_writer, tr
 from headwater.store.columns import storage_columns
 from headwater.store.commit import Commit, ViewTable
 from headwater.store.dialect import RowsReader, StateEntry, StateSql, TableSql
-from headwater.store.protocol import QueryLimits, SqlResult
+from headwater.store.protocol import QueryLimits, SqlResult, TableRows
 from headwater.store.sqlite.columns import column_type, decode_rows, encode_columns
 from headwater.store.sqlite.migrations import is_up_to_date, migrate_store
 from headwater.store.sqlite.sandbox import SqliteSandbox
@@ -35,6 +36,7 @@ __all__ = ["SqliteDialect"]
 
 _T = TypeVar("_T")
 _CHUNK_SIZES: Final = (2048, 128, 8, 1)
+_MAX_SIZED_BYTES: Final = 512 << 20  # of a file whose tables are measured: every page is read
 """How many entries of state one statement asks for: few different statements, so that each is prepared once."""
 
 
@@ -111,6 +113,19 @@ class SqliteDialect:
         """Returns a notifier for every write to the store, by any process."""
         return FileNotifier([self._notify_path])
 
+    def table_sizes(self) -> dict[str, int] | None:
+        """Returns the bytes of each table with its indexes; None if the file is large or SQLite cannot tell."""
+        if self.path.stat().st_size > _MAX_SIZED_BYTES:
+            return None
+        found = """
+            SELECT m.tbl_name, sum(d.pgsize) FROM dbstat d JOIN sqlite_master m ON m.name = d.name
+            WHERE d.aggregate = 1 GROUP BY m.tbl_name
+        """
+        try:
+            return dict(self.read_snapshot(lambda session: session.execute(found).fetchall()))
+        except (HeadwaterError, sqlite3.Error):  # this SQLite was built without dbstat
+            return None
+
     # -- commits ---------------------------------------------------------------------------------------------------
 
     def open_epoch(self, query: str) -> int:
@@ -156,9 +171,18 @@ class SqliteDialect:
             table = find_view(sandbox.tables, name)
             return read(table, lambda select: (decode_rows(table, rows) for rows in sandbox.query_chunks(select)))
 
-    def query(self, text: str, parameters: Sequence[Any], limits: QueryLimits, cancel: Event | None) -> SqlResult:
+    def query(
+        self,
+        text: str,
+        parameters: Sequence[Any],
+        limits: QueryLimits,
+        cancel: Event | None,
+        tables: Sequence[TableRows] = (),
+    ) -> SqlResult:
         """Returns the result of one SELECT of a user, in SQLite's SQL."""
         with SqliteSandbox(self.path, limits, cancel) as sandbox:
+            for table in tables:
+                sandbox.add_table(table)
             return sandbox.query(text, parameters)
 
 

@@ -112,7 +112,17 @@ CREATE TABLE hw$retries (
 ALTER TABLE hw$reports ADD COLUMN retries TEXT NOT NULL DEFAULT '{}';
 """
 
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
+_EIGHTH = """
+CREATE TABLE hw$pipelines (
+    pipeline TEXT PRIMARY KEY, app TEXT NOT NULL, missing_since INTEGER, expired_at INTEGER
+) WITHOUT ROWID;
+
+ALTER TABLE hw$late ADD COLUMN kept_at INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE hw$quarantine ADD COLUMN kept_at INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE hw$skips ADD COLUMN kept_at INTEGER NOT NULL DEFAULT 0;
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH)
 FORMAT = len(_STEPS)
 
 
@@ -136,7 +146,7 @@ def inspect_sqlite(folder: Path) -> StoreInspection:
         return StoreInspection(format_, FORMAT, {table.name: table for table in views})
 
 
-_SOURCE_TABLES = ("ledger", "totals", "late", "quarantine", "reports", "views", "spaces", "state", "kept")
+_SOURCE_TABLES = ("ledger", "totals", "late", "quarantine", "reports", "views", "spaces", "state", "kept", "pipelines")
 SYSTEM_TABLES = tuple(f"hw${name}" for name in _SOURCE_TABLES)
 """The tables that the system views read."""
 

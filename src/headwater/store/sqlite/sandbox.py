@@ -17,7 +17,7 @@ import resource
 import sqlite3
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -28,20 +28,25 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.errors import BadQueryError, HeadwaterError
-from headwater.events.values import preview
+from headwater.events.values import preview, trim_zeros
 from headwater.sql.guard import ALLOWED_FUNCTIONS, DECIMAL_COLLATION
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import open_reader, translate_sqlite_errors
 from headwater.store.columns import storage_columns
-from headwater.store.protocol import QueryLimits, SqlResult, StopReason, limit_error
+from headwater.store.commit import ViewTable
+from headwater.store.protocol import QueryLimits, SqlResult, StopReason, TableRows, limit_error
+from headwater.store.sqlite.columns import column_type, encode_columns
 from headwater.store.sqlite.migrations import SYSTEM_TABLES
-from headwater.store.system_views import SYSTEM_VIEWS
+from headwater.store.system_views import SYSTEM_VIEWS, system_view
 from headwater.store.view_registry import current_tables, table_name
 
 __all__ = ["TIMESTAMP_COLLATION", "SqliteSandbox", "add_functions"]
 
 TIMESTAMP_COLLATION = "hw_moment"
 _TIMESTAMP_LENGTH = len("2026-01-01T00:00:00.000000Z")
+_SHORT_TIMESTAMP_LENGTH = len("2026-01-01T00:00:00Z")
+_SHORTEN_DECIMAL = "hw$shorten_decimal"
+_SHORTEN_TIMESTAMP = "hw$shorten_timestamp"
 
 
 def add_functions(connection: sqlite3.Connection, max_length: int) -> None:
@@ -60,6 +65,8 @@ def add_functions(connection: sqlite3.Connection, max_length: int) -> None:
             raise OverflowError  # SQLite reports "string or blob too big"
         return text.replace(old, new)
 
+    connection.create_function(_SHORTEN_DECIMAL, 1, _shorten_decimal, deterministic=True)
+    connection.create_function(_SHORTEN_TIMESTAMP, 1, _shorten_timestamp, deterministic=True)
     connection.create_collation(DECIMAL_COLLATION, _compare_decimals)
     connection.create_collation(TIMESTAMP_COLLATION, _compare_timestamps)
     connection.create_function("replace", 3, replace, deterministic=True)
@@ -68,6 +75,14 @@ def add_functions(connection: sqlite3.Connection, max_length: int) -> None:
         trimming = _trim_function(sides)
         connection.create_function(name, 1, trimming, deterministic=True)
         connection.create_function(name, 2, trimming, deterministic=True)
+
+
+def _shorten_decimal(text: Any) -> Any:
+    return trim_zeros(text) if isinstance(text, str) else text
+
+
+def _shorten_timestamp(text: Any) -> Any:
+    return text.replace(".000000Z", "Z") if isinstance(text, str) else text
 
 
 def _to_text(value: Any) -> str:
@@ -119,9 +134,17 @@ def _parse_decimal(text: str) -> Decimal | None:
 
 
 def _compare_timestamps(one: str, other: str) -> int:
-    first = one if len(one) == _TIMESTAMP_LENGTH and one[-1] == "Z" else _normalize_timestamp(one)
-    second = other if len(other) == _TIMESTAMP_LENGTH and other[-1] == "Z" else _normalize_timestamp(other)
+    first, second = _expand_timestamp(one), _expand_timestamp(other)
     return (first > second) - (first < second)
+
+
+def _expand_timestamp(text: str) -> str:
+    if text[-1:] == "Z":
+        if len(text) == _TIMESTAMP_LENGTH:
+            return text
+        if len(text) == _SHORT_TIMESTAMP_LENGTH:
+            return f"{text[:-1]}.000000Z"
+    return _normalize_timestamp(text)
 
 
 @lru_cache(maxsize=4096)
@@ -237,7 +260,7 @@ class Permissions:
             counted = not second and not first.startswith(_REFUSED_PREFIXES)
             return counted or (first in self._tables and database in ("main", "temp", None))
         if action == sqlite3.SQLITE_FUNCTION:
-            return "sqlite" in ALLOWED_FUNCTIONS.get(second, ())
+            return "sqlite" in ALLOWED_FUNCTIONS.get(second, ()) or second in (_SHORTEN_DECIMAL, _SHORTEN_TIMESTAMP)
         return action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
 
 
@@ -267,6 +290,8 @@ class SqliteSandbox:
 
     def __init__(self, path: Path, limits: QueryLimits, cancel: Event | None) -> None:
         self._limits = limits
+        self._path = path
+        self._added: list[ViewTable] = []
         self._connection = open_reader(path, "store")
         self._watchdog = QueryWatchdog(limits, cancel)
         try:
@@ -283,14 +308,27 @@ class SqliteSandbox:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
+    def add_table(self, table: TableRows) -> None:
+        """Add a table that is not in the store, as a temporary one of this connection."""
+        definition, name = table.definition, f"{table.definition.name}$rows"
+        slots = storage_columns(definition)
+        described = ", ".join(f"{quote(slot.name)} {column_type(slot.kind)}" for slot in slots)
+        with translate_sqlite_errors(self._path, "store"):
+            self._connection.execute(f"CREATE TEMP TABLE {quote(name)} ({described})")
+            insert = f"INSERT INTO {quote(name)} VALUES ({', '.join('?' * len(slots))})"
+            self._connection.executemany(insert, zip(*encode_columns(definition, table.rows), strict=True))
+        self._added.append(definition)
+
     def query(self, text: str, parameters: Sequence[Any]) -> SqlResult:
         """Returns the result of one SELECT, cut off at the limits of rows and bytes.
+
+        Decimals are text without trailing zeros, times RFC 3339 text without a fraction that is zero.
 
         Raises:
             BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
         self._connection.text_factory = lambda data: data.decode(errors="replace")
-        with self._run(text) as cursor:
+        with self._run(text, shorten=True) as cursor:
             cursor.execute(text, parameters)
             if cursor.description is None:
                 raise BadQueryError("there is no query in the text", fix="write one SELECT", text=preview(text))
@@ -305,12 +343,13 @@ class SqliteSandbox:
                 yield rows
 
     @contextlib.contextmanager
-    def _run(self, text: str) -> Iterator[sqlite3.Cursor]:
+    def _run(self, text: str, *, shorten: bool = False) -> Iterator[sqlite3.Cursor]:
         if not isinstance(text, str) or "\0" in text:
             raise BadQueryError("a query is text without NUL", text=preview(text))
-        self._create_temp_views(text)
+        self._create_temp_views(text, shorten=shorten)
         own = {name.lower() for table in self.tables for name in (table.name, table_name(table))}
-        permissions = Permissions({*own, *SYSTEM_VIEWS, *SYSTEM_TABLES})
+        added = {name.lower() for table in self._added for name in (table.name, f"{table.name}$rows")}
+        permissions = Permissions({*own, *added, *SYSTEM_VIEWS, *SYSTEM_TABLES})
         apply_limits(self._limits, self._connection)
         self._connection.set_authorizer(permissions.authorize)
         self._connection.set_progress_handler(self._watchdog.should_stop, _CHECK_INSTRUCTIONS)
@@ -319,21 +358,28 @@ class SqliteSandbox:
         except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError) as error:
             raise self._translate_error(text, error, permissions.denial) from None
 
-    def _create_temp_views(self, text: str) -> None:
+    def _create_temp_views(self, text: str, *, shorten: bool) -> None:
         """Create temporary views with collations for decimals and times, only for views the query may name."""
         add_functions(self._connection, self._limits.cell)
         # SQLite creates these two tables when they are first read, and `Permissions` would refuse that as a write.
         self._connection.execute("SELECT 1 FROM json_each('1'), json_tree('1')").fetchone()
         named = text.casefold()
         for table in self.tables:
-            orders = [_collation(slot.kind) for slot in storage_columns(table)]
-            if table.name.casefold() in named and any(orders):
-                columns = ", ".join(
-                    f"{quote(slot.name)}{order} AS {quote(slot.name)}"
-                    for slot, order in zip(storage_columns(table), orders, strict=True)
-                )
-                source = f"main.{quote(table_name(table))}"
-                self._connection.execute(f"CREATE TEMP VIEW {quote(table.name)} AS SELECT {columns} FROM {source}")
+            if table.name.casefold() in named:
+                columns = {slot.name: slot.kind for slot in storage_columns(table)}
+                self._create_temp_view(table.name, f"main.{quote(table_name(table))}", columns, shorten=shorten)
+        for table in self._added:
+            columns = {slot.name: slot.kind for slot in storage_columns(table)}
+            self._create_temp_view(table.name, f"temp.{quote(f'{table.name}$rows')}", columns, shorten=shorten)
+        for name in SYSTEM_VIEWS if shorten else ():
+            if name in named:
+                names = [column[0] for column in self._connection.execute(f"SELECT * FROM {name} LIMIT 0").description]
+                columns = {field.name: field.type for field in system_view(name, names).schema}
+                self._create_temp_view(name, f"main.{name}", columns, shorten=shorten)
+
+    def _create_temp_view(self, name: str, source: str, columns: Mapping[str, pa.DataType], *, shorten: bool) -> None:
+        described = ", ".join(_describe_column(column, kind, shorten=shorten) for column, kind in columns.items())
+        self._connection.execute(f"CREATE TEMP VIEW {quote(name)} AS SELECT {described} FROM {source}")
 
     def _translate_error(self, text: str, error: Exception, denial: str) -> HeadwaterError:
         if self._watchdog.reason is not None:
@@ -343,12 +389,18 @@ class SqliteSandbox:
             what = f"a value of the query is longer than {self._limits.cell:,} bytes"
             return BadQueryError(what, text=preview(text), limit="cell")
         names = ", ".join([*(table.name for table in self.tables), *SYSTEM_VIEWS][:40])
-        return BadQueryError(
-            f"the query cannot be answered: {reason[:300]}", detail=f"views: {names}", text=preview(text)
-        )
+        data: dict[str, Any] = {"relation": reason[:300]} if reason.startswith("no such table: ") else {}
+        what = f"the query cannot be answered: {reason[:300]}"
+        return BadQueryError(what, detail=f"views: {names}", text=preview(text), **data)
 
 
-def _collation(kind: pa.DataType) -> str:
+def _describe_column(name: str, kind: pa.DataType, *, shorten: bool) -> str:
+    """Returns a column of a temporary view, in which decimals and times have their collation and their short form."""
     if pa.types.is_decimal(kind):
-        return f" COLLATE {DECIMAL_COLLATION}"
-    return f" COLLATE {TIMESTAMP_COLLATION}" if pa.types.is_timestamp(kind) else ""
+        function, collation = _SHORTEN_DECIMAL, DECIMAL_COLLATION
+    elif pa.types.is_timestamp(kind):
+        function, collation = _SHORTEN_TIMESTAMP, TIMESTAMP_COLLATION
+    else:
+        return quote(name)
+    value = f"{function}({quote(name)})" if shorten else quote(name)
+    return f"{value} COLLATE {collation} AS {quote(name)}"

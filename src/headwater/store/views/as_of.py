@@ -26,7 +26,7 @@ from headwater.store.views.changes import commit_micros
 from headwater.store.views.view_query import ViewQuery
 from headwater.store.views.view_reader import ViewReader
 
-__all__ = ["read_rows_as_of", "rows_as_of", "select_rows", "version_as_of"]
+__all__ = ["read_rows_as_of", "rows_as_of", "select_rows", "temporary_store", "version_as_of"]
 
 
 def rows_as_of(table: ViewTable, moment: int, changes: Iterable[pa.Table]) -> pa.Table:
@@ -112,14 +112,21 @@ def read_rows_as_of(log: Log, table: ViewTable, moment: int) -> pa.Table:
     return rows_as_of(table, moment, _read_changes(log, topic, log.find_offset(topic, 0, "latest")))
 
 
-def select_rows(table: ViewTable, rows: pa.Table, query: ViewQuery) -> pa.Table:
-    """Returns the rows that match the query; a condition has the same meaning as on the view itself."""
-    if query.where is None and query.key is None and not query.order:
-        return rows
+@contextlib.contextmanager
+def temporary_store() -> Iterator[SqlStore]:
+    """A context with an empty store, which is deleted afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder,
         contextlib.closing(SqlStore(SqliteDialect(Path(folder)))) as store,
     ):
+        yield store
+
+
+def select_rows(table: ViewTable, rows: pa.Table, query: ViewQuery) -> pa.Table:
+    """Returns the rows that match the query; a condition has the same meaning as on the view itself."""
+    if query.where is None and query.key is None and not query.order:
+        return rows
+    with temporary_store() as store:
         store.create(table)
         entry = LedgerEntry(table.query, 0, store.open_epoch(table.query), (), None, committed_at=0)
         store.commit(Commit(entry, table, rows))

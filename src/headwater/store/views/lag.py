@@ -15,10 +15,9 @@ from headwater.log.reader import age_of_oldest
 from headwater.store.changelog import changelog_topic
 from headwater.store.views.view_query import ViewSource
 
-__all__ = ["PipelineLag", "pipeline_lags"]
+__all__ = ["PipelineLag", "lags_of", "pipeline_lags"]
 
-_PIPELINES = "select name, version, kind, state, inputs, latency from hw_pipelines order by name"
-_LAST_RANGES = "select ranges from hw_batches where pipeline = ? and version = ? order by batch desc limit 1"
+_PIPELINES = "select name, version, kind, state, inputs, latency, last_ranges from hw_pipelines order by name"
 _MAX_PIPELINES = 10_000
 
 
@@ -59,22 +58,33 @@ def pipeline_lags(log: Log, clock: Clock, views: ViewSource) -> list[PipelineLag
         return []
     result = views.sql(_PIPELINES, limit=_MAX_PIPELINES)
     pipelines = {row[0]: dict(zip(result.columns, row, strict=True)) for row in result.rows}
+    return [lag for name in pipelines for lag in lags_of(log, clock, pipelines, name)]
+
+
+def lags_of(log: Log, clock: Clock, pipelines: Mapping[str, Mapping[str, Any]], name: str) -> list[PipelineLag]:
+    """Returns the lag of one pipeline on each of its inputs.
+
+    Args:
+        log: The log.
+        clock: The clock of the log.
+        pipelines: The rows of `hw_pipelines`, by name; only the columns that `pipeline_lags` reads are needed.
+        name: The pipeline.
+    """
+    if pipelines[name]["latency"] == "realtime":  # such a pipeline has no ledger, so its position is unknown
+        return []
     lags = (
-        _input_lag(log, clock, pipeline, topic, offsets)
-        for pipeline in pipelines.values()
-        if pipeline["latency"] != "realtime"  # such a pipeline has no ledger, so its position is unknown
-        for topic, offsets in _next_offsets(views, pipeline, pipelines)
+        _input_lag(log, clock, pipelines[name], topic, offsets)
+        for topic, offsets in _next_offsets(pipelines[name], pipelines)
     )
     return [lag for lag in lags if lag is not None]
 
 
 def _next_offsets(
-    views: ViewSource, row: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
+    row: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, Mapping[int, int]]]:
     """Returns topics and the next offset of each partition; none before the first batch."""
-    last = views.sql(_LAST_RANGES, (row["name"], row["version"]), limit=1).rows
-    if last:
-        ranges = json.loads(last[0][0])
+    if row["last_ranges"]:
+        ranges = json.loads(row["last_ranges"])
         return [(read["topic"], {int(p): end for p, end in read["end"].items()}) for read in ranges]
     views_read = {name: each["version"] for name, each in pipelines.items() if each["kind"] == "view"}
     names: list[str] = json.loads(row["inputs"])

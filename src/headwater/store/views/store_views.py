@@ -15,13 +15,15 @@ from headwater.events import Receipt
 from headwater.log.protocol import TimedLog
 from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
-from headwater.store.columns import timestamp_text
+from headwater.store.columns import storage_columns, timestamp_text
 from headwater.store.commit import ViewTable
 from headwater.store.ledger import KEPT_BATCHES
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sql_store import SqlStore
 from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
-from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
+from headwater.store.views.as_of import read_rows_as_of, select_rows, temporary_store, version_as_of
+from headwater.store.views.query_errors import complete_query_error
+from headwater.store.views.topic_table import CurrentRows, find_table, load_named_tables, table_definition, table_names
 from headwater.store.views.view_filter import ViewFilter
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
 from headwater.store.views.view_reader import ViewReader, order_by
@@ -60,7 +62,9 @@ class StoreViews:
     def _reader(self) -> ViewReader:
         store = self.store
         if store is None:
-            raise BadQueryError("there are no views yet", fix="headwater run app.py", detail=self._where)
+            tables = table_names(self._log)
+            detail = f"tables: {', '.join(tables)}" if tables else self._where
+            raise BadQueryError("there are no views yet", fix="headwater run app.py", detail=detail)
         return ViewReader(store)
 
     def _names(self) -> list[str]:
@@ -102,17 +106,35 @@ class StoreViews:
         pipelines = self._pipeline_states() if exists else {}
         if pipelines.get(name, {}).get("kind") == "view":
             return ViewTable(name, pipelines[name]["version"], pa.schema([]), ())
-        near = near_names(name, [*names, *SYSTEM_VIEWS] if exists else [])
+        tables = table_names(self._log)
+        near = near_names(name, [*names, *tables, *(SYSTEM_VIEWS if exists else ())])
         if name in pipelines:
             what = f'"{name}" is a {pipelines[name]["kind"]}, not a view'
-            raise UnknownViewError(what, detail=_list_names(names), fix=f"headwater tail {name}", view=name)
+            raise UnknownViewError(what, detail=_list_names(names, tables), fix=f"headwater tail {name}", view=name)
+        if name in self._log.topics():
+            what = f'"{name}" is a topic, and neither a view nor a table'
+            raise UnknownViewError(what, detail=_list_names(names, tables), fix=f"headwater cat {name}", view=name)
         raise UnknownViewError(
             f'no view "{name}"',
-            detail=f"did you mean {', '.join(near)}?" if near else _list_names(names),
+            detail=f"did you mean {', '.join(near)}?" if near else _list_names(names, tables),
             fix=f"headwater view {near[0]}" if near else "headwater run app.py" if not names else "headwater view",
             view=name,
             near=near,
         )
+
+    def describe(self, name: str) -> ViewTable:
+        """Returns the columns and key of a view or table.
+
+        Raises:
+            UnknownViewError: There is neither.
+        """
+        try:
+            return self.definition(name)
+        except UnknownViewError:
+            table = find_table(self._log, name)
+            if table is None:
+                raise
+            return table_definition(table)
 
     def _pipeline_states(self) -> dict[str, dict[str, Any]]:
         """Returns the reported states of the pipelines, by name."""
@@ -142,10 +164,23 @@ class StoreViews:
         """
         if not query.after or query.name in SYSTEM_VIEWS:  # `read_now` refuses to wait for a system view
             return True
-        if not len(self.definition(query.name).schema):
-            return False
+        try:
+            if not len(self.definition(query.name).schema):
+                return False
+        except UnknownViewError:
+            if find_table(self._log, query.name) is None:
+                raise
+            return self._table_has_events(query)
         views, producers = self._reader(), self._producers()
         return all(self._has_event(views, query.name, receipt, producers) for receipt in query.after)
+
+    def _table_has_events(self, query: ViewQuery) -> bool:
+        ends = {end.partition: end.end for end in self._log.ends(query.name)}
+        for receipt in query.after:
+            if receipt.topic != query.name:
+                what = f'table "{query.name}" is a topic of its own and has no events of topic "{receipt.topic}"'
+                raise UnknownTopicError(what, topic=receipt.topic, view=query.name)
+        return all(receipt.offset < ends.get(receipt.partition, 0) for receipt in query.after)
 
     def _has_event(self, views: ViewReader, name: str, receipt: Receipt, producers: dict[str, str]) -> bool:
         event = (receipt.topic, receipt.partition, receipt.offset)
@@ -170,7 +205,7 @@ class StoreViews:
         missing = [receipt for receipt in query.after if not self.has_events(replace(query, after=(receipt,)))]
         receipt = (missing or query.after)[0]
         event = f"{receipt.topic}/{receipt.partition}/{receipt.offset}"
-        state = self._pipeline_states().get(query.name, {})
+        state = {} if self.store is None else self._pipeline_states().get(query.name, {})
         position = self._position(query.name)
         lines = [f"it has read: {position or 'nothing yet'}"]
         if state.get("state") not in (None, "running", "idle"):
@@ -183,8 +218,14 @@ class StoreViews:
         )  # fmt: skip
 
     def read_now(self, query: ViewQuery) -> ViewResult:
-        """Returns rows of a view, without waiting."""
-        table = self.definition(query.name)
+        """Returns rows of a view or table, without waiting."""
+        try:
+            table = self.definition(query.name)
+        except UnknownViewError:
+            topic = find_table(self._log, query.name)
+            if topic is None:
+                raise
+            return self._read_table(table_definition(topic), query)
         if query.name in SYSTEM_VIEWS:
             return self._read_system(table, query)
         if not len(table.schema):
@@ -210,6 +251,19 @@ class StoreViews:
         )
         rows = _sort_by_key(table, rows) if sort_here else rows
         return _filter_open(ViewResult(table, rows, watermark, position), query)
+
+    def _read_table(self, table: ViewTable, query: ViewQuery) -> ViewResult:
+        if query.as_of is not None or query.open is not None:
+            what = f"{table.name} is a table, which has no windows and keeps no past"
+            raise BadQueryError(what, fix="leave as_of and open out", view=table.name)
+        if query.limit == 0:
+            return ViewResult(table, table.schema.empty_table(), None, "", kind="table")
+        current = CurrentRows(self._log, table.name)
+        rows = select_rows(table, current.table(), query)
+        if query.order is None and _is_sortable(table):
+            rows = _sort_by_key(table, rows)
+        rows = rows if query.limit is None else rows.slice(0, query.limit)
+        return ViewResult(table, rows, None, str(current.position), kind="table")
 
     def _read_as_of(self, table: ViewTable, query: ViewQuery, when: int) -> ViewResult:
         then = version_as_of(self._log, table, when)
@@ -253,8 +307,39 @@ class StoreViews:
         return " ".join(str(position) for _, position in sorted(self._reader().position(name).items()))
 
     def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> SqlResult:
-        """Returns the result of one SELECT over views and system views."""
-        return self._reader().sql(text, parameters, limits=QueryLimits(rows=limit))
+        """Returns the result of one SELECT over views, tables and system views.
+
+        Tables are read from the log once the store reports a name that it does not know.
+        """
+        try:
+            return self._sql(text, parameters, QueryLimits(rows=limit))
+        except BadQueryError as error:
+            complete_query_error(error, text, self._all_columns())
+            raise
+
+    def _all_columns(self) -> dict[str, list[str]]:
+        """Returns the columns of every view, table and system view, as queries name them."""
+        views = [self.definition(name) for name in self._names()]
+        system = [self._system_view(name) for name in SYSTEM_VIEWS] if self.store is not None else []
+        tables = [self.describe(name) for name in table_names(self._log)]
+        return {table.name: [slot.name for slot in storage_columns(table)] for table in [*views, *tables, *system]}
+
+    def _sql(self, text: str, parameters: Sequence[Any], limits: QueryLimits) -> SqlResult:
+        if self.store is None and table_names(self._log):
+            tables = load_named_tables(self._log, text)
+            with temporary_store() as store:
+                return ViewReader(store).sql(text, parameters, limits=limits, tables=tables)
+        try:
+            return self._reader().sql(text, parameters, limits=limits)
+        except BadQueryError as error:
+            tables = load_named_tables(self._log, text) if "relation" in error.data else []
+            if not tables:
+                raise
+        return self._reader().sql(text, parameters, limits=limits, tables=tables)
+
+    def table_sizes(self) -> dict[str, int] | None:
+        """Returns the bytes of each table of the store; None if there is no store, or it would take long."""
+        return None if self.store is None else self.store.dialect.table_sizes()
 
     def close(self) -> None:
         """Close the store."""
@@ -264,8 +349,9 @@ class StoreViews:
                 self._store = None
 
 
-def _list_names(names: Sequence[str]) -> str:
-    return f"views: {', '.join(names)}" if names else "there are no views yet"
+def _list_names(names: Sequence[str], tables: Sequence[str]) -> str:
+    views = f"views: {', '.join(names)}" if names else "there are no views yet"
+    return f"{views}; tables: {', '.join(tables)}" if tables else views
 
 
 def _is_sortable(table: ViewTable) -> bool:

@@ -82,7 +82,7 @@ def normalize_receipts(after: Receipt | Receipts | Iterable[Receipt] | str | Non
 
     Example:
         >>> normalize_receipts([Receipt("orders", 0, 3), Receipt("orders", 0, 7)])
-        (Receipt(topic='orders', partition=0, offset=7, duplicate=False, dropped=None),)
+        (Receipt(topic='orders', partition=0, offset=7, duplicate=False, dropped=None, diverted=None, refused=None),)
 
     Raises:
         UsageError: One of them was dropped, so that no view will ever have it.
@@ -173,7 +173,7 @@ def key_dict(table: ViewTable, key: Any) -> dict[str, Any]:
 def parse_key(table: ViewTable, texts: Sequence[str]) -> dict[str, Any]:
     """Parse the key of a view from text: one text per column, or one JSON object for all.
 
-    A window is written as its two times with a slash between them.
+    A window is written as `start..end`, or with a slash between its two times.
 
     Example:
         >>> table = ViewTable("totals", 1, pa.schema([("user", pa.int64()), ("shop", pa.string())]), ("user", "shop"))
@@ -202,9 +202,9 @@ def parse_key(table: ViewTable, texts: Sequence[str]) -> dict[str, Any]:
 
 def _parse_value(kind: pa.DataType, text: str) -> Any:
     if pa.types.is_struct(kind):  # a window
-        members = text.split("/")
+        members = text.split(".." if ".." in text else "/")
         if len(members) != kind.num_fields:
-            what = f"{text!r} is not a window; write its start, a slash and its end"
+            what = f"{text!r} is not a window; write start..end"
             raise ValueError(what)
         pairs = zip(kind, members, strict=True)
         return {field.name: _parse_value(field.type, member) for field, member in pairs}
@@ -252,6 +252,7 @@ class ViewResult:
         position: The view's position in its topics, as text.
         windows_known: Whether `watermark` tells which windows are open. It does not for a moment before the oldest
             ledger entry.
+        kind: "table" for a compacted topic.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string())]), ("k",))
@@ -264,6 +265,7 @@ class ViewResult:
     watermark: int | None
     position: str
     windows_known: bool = True
+    kind: Literal["view", "table"] = "view"
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the rows as dicts of Python values."""
@@ -287,6 +289,7 @@ class ViewResult:
             "watermark": self.watermark,
             "position": self.position,
             "windows_known": self.windows_known,
+            "kind": self.kind,
         }
         kept = self.table.schema.metadata or {}
         return self.table.replace_schema_metadata({**kept, _METADATA_KEY: msgspec.json.encode(note)})
@@ -298,7 +301,9 @@ class ViewResult:
         note = msgspec.json.decode(kept.pop(_METADATA_KEY))
         plain = table.replace_schema_metadata(kept or None)
         definition = ViewTable(note["name"], note["version"], plain.schema, tuple(note["key"]), note["window"])
-        return cls(definition, plain, note["watermark"], note["position"], note["windows_known"])
+        return cls(
+            definition, plain, note["watermark"], note["position"], note["windows_known"], note.get("kind", "view")
+        )
 
 
 def open_window_mask(definition: ViewTable, table: pa.Table, watermark: int | None) -> pa.Array:
@@ -331,7 +336,7 @@ class ViewSource(Protocol):
         """Returns all views, system views last."""
 
     def read(self, query: ViewQuery) -> ViewResult:
-        """Returns rows of a view.
+        """Returns rows of a view or table.
 
         Raises:
             UnknownViewError: There is no such view.
@@ -340,7 +345,7 @@ class ViewSource(Protocol):
         """
 
     def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> SqlResult:
-        """Returns the result of one SELECT over views and system views."""
+        """Returns the result of one SELECT over views, tables and system views."""
 
     def close(self) -> None:
         """Close files and connections."""

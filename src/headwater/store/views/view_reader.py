@@ -16,7 +16,7 @@ from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
 from headwater.store.dialect import Session
 from headwater.store.ledger import last_entry
-from headwater.store.protocol import QueryLimits, SqlResult
+from headwater.store.protocol import QueryLimits, SqlResult, TableRows
 from headwater.store.sql_store import SqlStore
 from headwater.store.view_registry import current_tables, qualified_name, require_view
 from headwater.store.views.view_filter import ViewFilter, collect_rows
@@ -144,6 +144,7 @@ class ViewReader:
         *,
         limits: QueryLimits | None = None,
         cancel: Event | None = None,
+        tables: Sequence[TableRows] = (),
     ) -> SqlResult:
         """Returns the result of one SELECT over views and system views, in the SQL of the database.
 
@@ -152,11 +153,12 @@ class ViewReader:
             parameters: The values of the parameters.
             limits: The limits of the query.
             cancel: An event that ends the query when set, from any thread.
+            tables: Tables outside of the store, which the query can read like views.
 
         Raises:
             BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
-        return self._dialect.query(text, parameters, QueryLimits() if limits is None else limits, cancel)
+        return self._dialect.query(text, parameters, QueryLimits() if limits is None else limits, cancel, tables)
 
     def watermark(self, name: str) -> int | None:
         """Returns the event time up to which a view is complete, in microseconds since 1970."""

@@ -1,0 +1,1 @@
+"""A new app: its folder is made from the files in `template/`. Enter at `new_app.py`."""
