@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.capture.postgres.source import PostgresSource
+from headwater.capture.postgres.log.source import PostgresSource
 from headwater.capture.source import Record, RecordKind, SourceTable
 from headwater.errors import NotCapturableError
 from tests.capture.postgres.servers import Database

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.capture.postgres.trigger_source import PostgresTriggerSource
+from headwater.capture.postgres.triggers.trigger_source import PostgresTriggerSource
 from headwater.capture.source import Record, RecordKind, SourceTable
 from headwater.errors import BadCredentialsError, NotCapturableError, SlotLostError, SourceReplacedError
 from tests.capture.postgres.servers import Database

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from headwater.capture.postgres.source import PostgresSource
+from headwater.capture.postgres.log.source import PostgresSource
 from headwater.capture.source import SourceTable
 from tests.capture.postgres.servers import Database
 from tests.capture.version_chain import Replica, Writers, follow, read_all, rows_of

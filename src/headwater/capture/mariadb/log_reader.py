@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from headwater.capture.mariadb.binlog_events import (
+from headwater.capture.mariadb.binlog.binlog_events import (
     ROWS_EVENTS,
     EventType,
     Gtid,
@@ -23,13 +23,13 @@ from headwater.capture.mariadb.binlog_events import (
     parse_rows,
     parse_statement,
 )
+from headwater.capture.mariadb.binlog.row_changes import RowsEvent
+from headwater.capture.mariadb.binlog.statements import Effect, StatementEffect, read_statement
 from headwater.capture.mariadb.cascades import Parent
 from headwater.capture.mariadb.connection import BinlogEvent
 from headwater.capture.mariadb.gathering import Gathered, Gathering, TableEvents, Transaction, truncate_batch
 from headwater.capture.mariadb.layouts import Layouts
 from headwater.capture.mariadb.resume_point import Place, ResumePoint, TableState, file_number
-from headwater.capture.mariadb.row_changes import RowsEvent
-from headwater.capture.mariadb.statements import Effect, StatementEffect, read_statement
 from headwater.capture.source import Record, RecordKind
 from headwater.errors import DamagedError, DataGoneError, NotCapturableError
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.capture.mariadb.column_readers import fixed_array
+from headwater.capture.mariadb.binlog.column_readers import fixed_array
 from headwater.capture.mariadb.connection import BinlogEvent, BinlogStream, Connection, parse_url
 from headwater.capture.mariadb.inspection import (
     check_history,

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from headwater.capture.mariadb.column_types import arrow_type
+from headwater.capture.mariadb.binlog.column_types import arrow_type
 from headwater.capture.source import Resume, TableShape
 from headwater.errors import NewerFormatError
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.mariadb.column_readers import binary_array
-from headwater.capture.mariadb.column_types import arrow_type, type_of_column
+from headwater.capture.mariadb.binlog.column_readers import binary_array
+from headwater.capture.mariadb.binlog.column_types import arrow_type, type_of_column
 from headwater.capture.mariadb.connection import Connection, quote_name, quote_text
 from headwater.capture.source import TableShape
 from headwater.errors import NotCapturableError, UnreachableError

@@ -26,13 +26,14 @@ from headwater.capture.source import (
     TableShape,
 )
 from headwater.capture.sqlite.batches import ChangeRows, change_batch, snapshot_batch
-from headwater.capture.sqlite.database import BUSY_TIMEOUT, CapturedFile, CommitWatch, parse_path, quote
+from headwater.capture.sqlite.database import BUSY_TIMEOUT, CapturedFile, CommitWatch, parse_path
 from headwater.capture.sqlite.definition import TableDefinition, list_tables, read_definition
 from headwater.capture.sqlite.position import SqlitePosition, TablePosition
 from headwater.capture.sqlite.shadow_schema import Identity, ShadowSchema
 from headwater.capture.sqlite.triggers import MARK
 from headwater.capture.sqlite.values import BadText, decode_text
 from headwater.errors import NotCapturableError, SlotLostError, SourceReplacedError, UnreachableError
+from headwater.sql.identifiers import quote
 
 __all__ = ["SqliteSource"]
 

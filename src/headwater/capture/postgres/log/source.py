@@ -11,26 +11,27 @@ from typing import Any, Final
 import numpy as np
 import psycopg
 
-from headwater.capture.postgres.captured import CapturedTable
 from headwater.capture.postgres.catalog import Catalog, Layout, Publication
 from headwater.capture.postgres.changes import Places, change_batch, truncate_batch
-from headwater.capture.postgres.check import inspect_database, refuse_unusable
 from headwater.capture.postgres.connection import Connection, Server, format_lsn, parse_lsn
-from headwater.capture.postgres.gathering import Gatherer, Group, Segment
-from headwater.capture.postgres.loading import Loader
-from headwater.capture.postgres.pgoutput import Relation
-from headwater.capture.postgres.pgoutput_columns import Packets, decode_columns
-from headwater.capture.postgres.replication import ReplicationStream, quote_name
-from headwater.capture.postgres.slot import (
+from headwater.capture.postgres.log.captured import CapturedTable
+from headwater.capture.postgres.log.check import inspect_database, refuse_unusable
+from headwater.capture.postgres.log.gathering import Gatherer, Group, Segment
+from headwater.capture.postgres.log.loading import Loader
+from headwater.capture.postgres.log.replication import ReplicationStream
+from headwater.capture.postgres.log.slot import (
     Slot,
     check_origin,
     check_slot,
     prepare_publication,
     start_stream,
 )
-from headwater.capture.postgres.snapshot import insert_position
+from headwater.capture.postgres.log.snapshot import insert_position
+from headwater.capture.postgres.pgoutput import Relation
+from headwater.capture.postgres.pgoutput_columns import Packets, decode_columns
 from headwater.capture.source import Inspection, Progress, Record, RecordKind, Resume, SourceTable
 from headwater.errors import NotCapturableError, SlotLostError
+from headwater.sql.identifiers import quote
 
 __all__ = ["PostgresSource"]
 
@@ -581,7 +582,7 @@ class PostgresSource:
         connection = self._server.connect()
         try:
             Slot(connection, self._slot_name).drop(wait=self._slot_wait)
-            connection.execute(f"DROP PUBLICATION IF EXISTS {quote_name(self._publication_name)}".encode())
+            connection.execute(f"DROP PUBLICATION IF EXISTS {quote(self._publication_name)}".encode())
         except psycopg.Error as error:
             raise self._server.translate(error, "the slot or the publication cannot be dropped") from None
         finally:

@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Layout
 from headwater.capture.postgres.changes import Places, change_batch, snapshot_batch, truncate_batch
-from headwater.capture.postgres.connection import Connection, Server
+from headwater.capture.postgres.connection import Connection, Server, quote_text
 from headwater.capture.postgres.pgoutput_columns import RowColumns
-from headwater.capture.postgres.replication import quote_name, quote_text
-from headwater.capture.postgres.trigger_outbox import TriggerOutbox, latest, qualify
-from headwater.capture.postgres.trigger_position import NOTHING_SEEN, TriggerPosition, TriggerTable
+from headwater.capture.postgres.triggers.trigger_outbox import TriggerOutbox, latest, qualify
+from headwater.capture.postgres.triggers.trigger_position import NOTHING_SEEN, TriggerPosition, TriggerTable
 from headwater.capture.source import ChangeBatch, Inspection, Progress, Record, RecordKind, Remedy, Resume, SourceTable
 from headwater.errors import NotCapturableError, SlotLostError, SourceReplacedError, UnreachableError
 from headwater.events.change import OPS
+from headwater.sql.identifiers import quote
 
 __all__ = ["PostgresTriggerSource"]
 
@@ -421,7 +421,7 @@ class PostgresTriggerSource:
     ) -> tuple[list[int], list[Any]]:
         """Returns the texts of rows as the server prints them; rows that it cannot read again are refused."""
         table = qualify(self._found[name].schema, self._found[name].relation)
-        columns = ", ".join(f"{row}.{quote_name(one)}" for row in ("a", "b") for one in layout.names)
+        columns = ", ".join(f"{row}.{quote(one)}" for row in ("a", "b") for one in layout.names)
         listed = ",".join(map(str, sequences))
         statement = (
             f"SELECT c.seq, array(SELECT json_object_keys(coalesce(c.after, c.before)) ORDER BY 1)::text, {columns} "
@@ -497,8 +497,8 @@ class PostgresTriggerSource:
 
     def _chunk(self, name: str, layout: Layout, state: TriggerTable) -> str:
         found = self._found[name]
-        columns = ", ".join(quote_name(one) for one in layout.shape.schema.names)
-        key = ", ".join(quote_name(one) for one in layout.shape.key)
+        columns = ", ".join(quote(one) for one in layout.shape.schema.names)
+        key = ", ".join(quote(one) for one in layout.shape.key)
         types = {one.name: one.type_text for one in found.columns}
         where = ""
         if state.last is not None:
