@@ -33,7 +33,6 @@ __all__ = ["PostgresTriggerSource"]
 
 _MAX_CHANGES: Final = 20_000
 _MAX_BYTES: Final = 4 << 20
-_CHECK_EVERY: Final = 1.0  # seconds between looks at the catalog
 _CONFIRM_EVERY: Final = 0.5  # seconds
 _NEW_EPOCH: Final = "headwater capture snapshot --all"
 _TRUNCATE: Final = 4
@@ -72,6 +71,7 @@ class PostgresTriggerSource:
         chunk_rows: The most rows of a table that are read in one database snapshot.
         poll_interval: Seconds between two reads while nothing changes.
         position_interval: Seconds after which an idle source gives a POSITION.
+        check_interval: Seconds between two looks at the catalog, for columns and triggers that changed.
     """
 
     def __init__(
@@ -83,10 +83,12 @@ class PostgresTriggerSource:
         chunk_rows: int = 10_000,
         poll_interval: float = 0.05,
         position_interval: float = 1.0,
+        check_interval: float = 1.0,
     ) -> None:
         self._server = Server(url)
         self.name, self._schema = name, schema
         self._chunk_rows, self._poll_interval, self._interval = chunk_rows, poll_interval, position_interval
+        self._check_interval = check_interval
         self._sql: Connection | None = None
 
     def inspect(self, tables: Sequence[SourceTable] = ()) -> Inspection:
@@ -240,7 +242,7 @@ class PostgresTriggerSource:
             time.sleep(max(0.0, min(self._poll_interval, deadline - now)))
 
     def _poll(self) -> list[Record]:
-        if not self._queue and time.monotonic() >= self._checked_at + _CHECK_EVERY:
+        if not self._queue and time.monotonic() >= self._checked_at + self._check_interval:
             self._refresh()
         if self._queue:
             records, self._queue = self._queue, []
