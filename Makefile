@@ -13,6 +13,8 @@ PREPARED := $(VENV)/.prepared
 # Spark runs for about a minute in most tests: Java's second compiler would cost more time than it saves.
 SHORT_LIVED := -XX:TieredStopAtLevel=1
 FAULT_PARTS := 14
+CAPTURE_FAULTS := tests/capture/sqlite/test_contract.py tests/capture/mariadb/test_contract.py \
+  $(addprefix tests/capture/postgres/test_,contract.py trigger_contract.py versions.py faults.py tables.py)
 FAULTS = HEADWATER_FAULTS=full HEADWATER_FAULTS_PART=$$part HEADWATER_FAULTS_RUNS=$(CURDIR)/docs/fault_runs.jsonl \
   $(BIN)/pytest -q -o faulthandler_timeout=0
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
@@ -47,11 +49,11 @@ check-hour: build  ## play the first hour of a new user with the installed wheel
 	@$(BIN)/python -m tests.first_hour.check_hour dist/headwater-*.whl --uv $(UV) $(ARGS)
 
 # Each part takes at most an hour on two idle cores (tests/fault_suites.csv). Exit code 5: the part has no such tests.
-faults: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the long fault suites of log, queues and engine, or one part (PART=2/14)
+faults: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the long fault suites of log, queues, engine and capture, or one part (PART=2/14)
 	@failed=0; for part in $(or $(PART),$(shell seq -f %g/$(FAULT_PARTS) $(FAULT_PARTS))); do \
-	  $(FAULTS) -n $(WORKERS) --dist worksteal -m "not spark and not services" tests/faults tests/queues $(ARGS) \
+	  $(FAULTS) -n $(WORKERS) --dist worksteal -m "not spark and not services" tests/faults tests/queues $(CAPTURE_FAULTS) $(ARGS) \
 	    || [ $$? -eq 5 ] || failed=1; \
-	  $(FAULTS) -m "services and not spark" tests/faults $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	  $(FAULTS) -m "services and not spark" tests/faults $(CAPTURE_FAULTS) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	  $(FAULTS) -m spark tests/faults tests/engine tests/scale $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	done; $(BIN)/python -m tests.fault_parts || failed=1; exit $$failed
 

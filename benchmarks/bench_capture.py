@@ -24,7 +24,7 @@ from benchmarks.measure import percentile, say
 from benchmarks.table import Aim, Row, at_least, at_most, print_table
 from headwater.capture.capture_runner import CaptureRunner
 from headwater.capture.journal import Journal
-from headwater.capture.postgres.source import PostgresSource
+from headwater.capture.postgres.log.source import PostgresSource
 from headwater.capture.source import SourceTable
 from headwater.log import EventLog
 from tests.capture.postgres.servers import Database, capture_server

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from headwater.capture.postgres.source import PostgresSource
+from headwater.capture.postgres.log.source import PostgresSource
 from headwater.capture.source import RecordKind, SourceTable
 from tests.capture.postgres.servers import Database, capture_server
 

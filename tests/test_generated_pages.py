@@ -19,6 +19,7 @@ from headwater.config import SETTINGS
 from headwater.errors import by_code
 from headwater.log.kafka.kafka_log import SUPPORT
 from headwater.queues.rabbitmq.capabilities import CAPABILITIES as QUEUE_SUPPORT
+from tests.capture.sqlite import test_contract as test_sqlite_contract
 from tests.client import test_folder_client, test_http_client, test_kafka_client
 from tests.client.contract import ClientContract
 from tests.queues import contract as queue_contract
@@ -165,6 +166,13 @@ def test_the_support_matrix_has_what_a_broker_leaves_out():
         for test in vars(getattr(queue_contract, name)).values()
         for mark in getattr(test, "pytestmark", ())
     )
+
+
+def test_the_support_matrix_has_what_a_source_leaves_out():
+    text = page("support.md").split("\n## Capture")[1]
+    assert "| rolled back changes are never seen | yes | yes | yes | yes |" in text
+    for reason in test_sqlite_contract.TestSqlite.gaps.values():
+        assert f"| no: {reason} |" in text
 
 
 def test_pages_without_a_marker_stay_as_they_are():

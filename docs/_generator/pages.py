@@ -157,6 +157,12 @@ _CLIENTS: Final = {
 }
 _STORES: Final = {"SQLite": "store/test_sqlite_dialect.py", "PostgreSQL": "store/test_postgres_dialect.py"}
 _BROKERS: Final = {"data folder": "queues/test_embedded_broker.py", "RabbitMQ": "queues/rabbitmq/test_contract.py"}
+_SOURCES: Final = {
+    "PostgreSQL": "capture/postgres/test_contract.py",
+    "PostgreSQL by triggers": "capture/postgres/test_trigger_contract.py",
+    "MariaDB": "capture/mariadb/test_contract.py",
+    "SQLite": "capture/sqlite/test_contract.py",
+}
 _READERS: Final = dict.fromkeys(_STORES, "")  # no files of their own: each test runs over both, see STORES
 SUITES: Final = (
     Suite("Log: sending", ("client/sending.py",), _CLIENTS),
@@ -169,6 +175,7 @@ SUITES: Final = (
         "Store: reading", ("store/test_view_reader.py", "store/test_wait.py", "store/test_system_views.py"), _READERS
     ),
     Suite("Queues", ("queues/contract.py",), _BROKERS),
+    Suite("Capture", ("capture/contract/source_contract.py",), _SOURCES),
 )
 _TESTS: Final = Path(__file__).parent.parent.parent / "tests"
 _RUN_OVER_ALL: Final = {
@@ -179,6 +186,7 @@ _RUN_OVER_ALL: Final = {
     "views",
     "sales",
     "broker",
+    "database",
 }  # what tests of a suite ask for
 
 
@@ -190,9 +198,13 @@ def suites_text() -> str:
 def _suite_text(suite: Suite) -> str:
     differing = {name: dict(_tests(file, {"self"})) if file else {} for name, file in suite.over.items()}
     lacking = {name: _lacking(file) if file else set() for name, file in suite.over.items()}
+    gaps = {name: _gaps(file) if file else {} for name, file in suite.over.items()}
     rows = [
         f"| {promise.removeprefix('test_').replace('_', ' ')} | "
-        + " | ".join("no" if needs & lacking[name] else _cell(differing[name].get(promise)) for name in suite.over)
+        + " | ".join(
+            gaps[name].get(promise) or ("no" if needs & lacking[name] else _cell(differing[name].get(promise)))
+            for name in suite.over
+        )
         + " |"
         for file in suite.files
         for promise, needs in _promises(file)
@@ -232,6 +244,15 @@ def _lacking(file: str) -> set[str]:
             case ast.Assign(targets=[ast.Name(id="SUPPORTS")], value=ast.BinOp(right=left_out)):
                 return set(ast.literal_eval(left_out))
     return set()
+
+
+def _gaps(file: str) -> dict[str, str]:
+    """The promises that an implementation cannot keep, with the reason: `gaps: ClassVar = {…}`."""
+    for found in ast.walk(ast.parse((_TESTS / file).read_text())):
+        match found:
+            case ast.AnnAssign(target=ast.Name(id="gaps"), value=ast.Dict() as given):
+                return {promise: f"no: {reason}" for promise, reason in ast.literal_eval(given).items()}
+    return {}
 
 
 def _tests(file: str, asking: set[str]) -> Iterator[tuple[str, str]]:

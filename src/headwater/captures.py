@@ -21,9 +21,9 @@ from headwater.capture.capture_runner import CaptureRunner
 from headwater.capture.capture_status import capture_folder
 from headwater.capture.declaration import CapturedTable, capture_name, qualify_table
 from headwater.capture.lease import FileLease, Lease, PostgresLease
+from headwater.capture.routing.table_topic import define_table_topic
 from headwater.capture.source import Inspection, Source, SourceTable, TableShape
 from headwater.capture.sources import open_source
-from headwater.capture.table_topic import define_table_topic
 from headwater.errors import BadAppError, HeadwaterError, NotCapturableError, near_names
 from headwater.log import Topic
 from headwater.log.inspection import LogInspector

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from headwater.capture.outbox import Outbox, OutboxEvent, decode_events, outbox
-from headwater.capture.postgres.source import PostgresSource
-from headwater.capture.postgres.trigger_source import PostgresTriggerSource
+from headwater.capture.postgres.log.source import PostgresSource
+from headwater.capture.postgres.triggers.trigger_source import PostgresTriggerSource
 from headwater.capture.source import Source, SourceTable
 from headwater.capture.sqlite.source import SqliteSource
 from headwater.errors import BadEventError, BadSettingError

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.capture.router import SINCE_ALWAYS
+from headwater.capture.routing.router import SINCE_ALWAYS
 from headwater.capture.source import Record, RecordKind, SourceTable, TableShape
 from headwater.events import key_bytes
 from headwater.log import EventLog
@@ -206,7 +206,7 @@ def test_row_that_is_too_large_goes_into_quarantine(tmp_path: Path) -> None:
 
 def test_several_partitions_hold_each_key_once(tmp_path: Path) -> None:
     with EventLog(tmp_path / "log") as log:
-        from headwater.capture.table_topic import define_table_topic
+        from headwater.capture.routing.table_topic import define_table_topic
 
         log.create(define_table_topic("products", PRODUCTS, options={"partitions": 3}))
         rows = [product(key) for key in range(50)]

@@ -116,20 +116,6 @@ class Replica:
         elif table in self.loaded:
             raise ChainError(f"{table} {key}: deleted, but it was not there")
 
-    def _note_place(self, place: tuple[str, int, int]) -> None:
-        if place in self._seen:
-            raise ChainError(f"{place} came twice")
-        self._seen.add(place)
-        self.changes += 1
-
-    def _delete(self, table: str, key: Key | None) -> None:
-        assert key is not None
-        gone = self.rows[table].pop(key, None)
-        if gone is not None:
-            self._end_life(table, gone)
-        elif table in self.loaded:
-            raise ChainError(f"{table} {key}: deleted, but it was not there")
-
     def _check(self, table: str, op: str, old: Row | None, row: Row) -> None:
         place = f"{table} {row['id']}: {op} of version {row['ver']}"
         if (table, row["life"]) in self._ended:

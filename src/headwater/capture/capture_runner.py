@@ -24,9 +24,9 @@ from headwater.capture.capture_status import (
     write_status,
 )
 from headwater.capture.journal import Journal
-from headwater.capture.router import Router, TableState
+from headwater.capture.routing.router import Router, TableState
+from headwater.capture.routing.table_rows import TableRows
 from headwater.capture.source import Progress, Record, RecordKind, Source, SourceTable
-from headwater.capture.table_rows import TableRows
 from headwater.errors import DataGoneError, DiskFullError, HeadwaterError, LockedError
 from headwater.log.protocol import TimedLog
 

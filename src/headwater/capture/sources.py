@@ -31,10 +31,10 @@ def open_source(url: str, name: str, mode: str = "") -> Source:
     if url.startswith(("postgresql://", "postgres://")):
         try:
             if mode == "trigger":
-                from headwater.capture.postgres.trigger_source import PostgresTriggerSource
+                from headwater.capture.postgres.triggers.trigger_source import PostgresTriggerSource
 
                 return PostgresTriggerSource(url, name)
-            from headwater.capture.postgres.source import PostgresSource
+            from headwater.capture.postgres.log.source import PostgresSource
 
             return PostgresSource(url, name)
         except ImportError as error:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from headwater.capture.mariadb import row_changes
-from headwater.capture.mariadb.binlog_events import DELETE, INSERT, UPDATE, BinlogColumn
-from headwater.capture.mariadb.column_readers import ColumnReader
+from headwater.capture.mariadb.binlog import row_changes
+from headwater.capture.mariadb.binlog.binlog_events import DELETE, INSERT, UPDATE, BinlogColumn
+from headwater.capture.mariadb.binlog.column_readers import ColumnReader
+from headwater.capture.mariadb.binlog.row_changes import RowsEvent, TableLayout, read_changes
+from headwater.capture.mariadb.binlog.statements import Effect, read_statement
 from headwater.capture.mariadb.resume_point import TableState
-from headwater.capture.mariadb.row_changes import RowsEvent, TableLayout, read_changes
-from headwater.capture.mariadb.statements import Effect, read_statement
 from headwater.errors import DamagedError
 
 COLUMNS = (

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.capture.mariadb.column_types import arrow_type
+from headwater.capture.mariadb.binlog.column_types import arrow_type
 from headwater.capture.source import RecordKind
 from tests.capture.mariadb.copies import copy_of
 from tests.capture.mariadb.server import Database

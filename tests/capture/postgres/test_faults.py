@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headwater.capture.postgres.source import PostgresSource
+from headwater.capture.postgres.log.source import PostgresSource
 from headwater.capture.source import Record, RecordKind, SourceTable
 from headwater.errors import (
     BadCredentialsError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.capture.postgres.source import PostgresSource
+from headwater.capture.postgres.log.source import PostgresSource
 from headwater.capture.source import Record, RecordKind, SourceTable
 from headwater.errors import NotCapturableError
 from tests.capture.postgres.servers import Database
@@ -317,45 +317,11 @@ def test_hostile_names_are_names(database: Database) -> None:
         found.replica.expect(f"{schema}.{table}", rows, ("order",))
 
 
-def test_savepoints_and_two_tables_in_one_transaction(database: Database) -> None:
-    database.execute("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
-    with capture(database, "public.a", "public.b") as found:
-        database.execute("INSERT INTO a VALUES (0)", "INSERT INTO b VALUES (0)")
-        found.read()
-        with database.connect() as connection:
-            connection.execute("INSERT INTO a VALUES (1)")
-            connection.execute("SAVEPOINT s")
-            connection.execute("INSERT INTO b VALUES (9)")
-            connection.execute("ROLLBACK TO s")
-            connection.execute("INSERT INTO b VALUES (1)")
-            connection.execute("INSERT INTO a VALUES (2)")
-        records = [one for one in found.read() if one.kind is RecordKind.CHANGES]
-    assert [(one.table, one.open) for one in records] == [("public.a", True), ("public.b", False)]
-    changes = [one for record in records for one in record.batch.changes.to_pylist()]
-    assert sorted((one["index"], one["after"]["id"], one["last"]) for one in changes) == [
-        (0, 1, False), (1, 1, False), (2, 2, True)
-    ]  # fmt: skip
-    assert len({(one["commit"], one["transaction"], one["at"]) for one in changes}) == 1
-
-
 def test_application_update_on_a_captured_table_never_fails(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v int)", "CREATE TABLE other (v int)")
     database.execute("INSERT INTO other VALUES (1)", "INSERT INTO t VALUES (1, 1)")
     with capture(database, "public.t"):
         database.execute("UPDATE other SET v = 2", "DELETE FROM other", "UPDATE t SET v = 2", "DELETE FROM t")
-
-
-def test_large_transaction_comes_in_parts(database: Database) -> None:
-    database.execute("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (id int PRIMARY KEY)")
-    with capture(database, "public.a", "public.b") as found:
-        with database.connect() as connection:
-            connection.execute("INSERT INTO a SELECT g, md5(g::text) FROM generate_series(1, 50000) g")
-            connection.execute("INSERT INTO b VALUES (1)")
-        records = [one for one in found.read() if one.kind is RecordKind.CHANGES]
-    assert [one.open for one in records] == [True] * (len(records) - 1) + [False]
-    assert max(one.batch.changes.num_rows for one in records) <= 20_000
-    lasts = [one["last"] for record in records for one in record.batch.changes.to_pylist()]
-    assert lasts == [False] * 50_000 + [True]
 
 
 def test_generated_columns_that_a_publication_has_are_captured(database18: Database) -> None:

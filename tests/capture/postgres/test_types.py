@@ -12,7 +12,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headwater.capture.postgres.source import PostgresSource
+from headwater.capture.postgres.log.source import PostgresSource
 from headwater.capture.source import RecordKind, SourceTable
 from tests.capture.postgres.servers import Database
 from tests.capture.version_chain import Replica, read_all

@@ -6,12 +6,8 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -128,19 +124,6 @@ def test_a_row_without_key_goes_to_quarantine(shop: Shop) -> None:
     replay = captured.drain()
     assert len(replay.quarantine) == 2
     assert replay.rows["odd"] == {("a",): {"k": "a", "n": 2}, ("b",): {"k": "b", "n": 3}}
-
-
-def test_names_may_be_anything(shop: Shop) -> None:
-    table = "or\"der 'ü' [x] select"
-    shop.db.execute(
-        f'CREATE TABLE "{table.replace(chr(34), chr(34) * 2)}" ("ro wid" INTEGER PRIMARY KEY, "a""b" TEXT, rowid TEXT)'
-    )
-    captured = shop.capture([SourceTable(table, "orders")])
-    quoted = table.replace('"', '""')
-    shop.db.execute(f"INSERT INTO \"{quoted}\" VALUES (1, 'x', 'y')")
-    captured.drain()
-    shop.db.execute(f'UPDATE "{quoted}" SET "a""b" = \'z\', rowid = 7')
-    assert captured.drain().rows[table] == {(1,): {"ro wid": 1, 'a"b': "z", "rowid": "7"}}
 
 
 @pytest.mark.parametrize(
@@ -326,24 +309,6 @@ def test_a_table_added_later_is_loaded_beside_the_changes(shop: Shop) -> None:
     assert [one for (one,) in shop.db.execute("SELECT name FROM sqlite_schema WHERE name LIKE '%other' ")] == ["other"]
 
 
-def test_a_large_transaction_comes_in_parts_that_are_marked_open(shop: Shop) -> None:
-    captured = shop.capture()
-    captured.drain()
-    shop.insert("products", [(i, "n", 1) for i in range(3, 50_003)])
-    sizes, opened = [], []
-    while not opened or opened[-1]:
-        for record in captured.poll():
-            if record.batch is not None:
-                sizes.append(record.batch.changes.num_rows)
-                opened.append(record.open)
-                last = record.batch.changes["last"].to_pylist()
-                assert any(last) == last[-1] == (not record.open)
-    assert sizes == [20_000, 20_000, 10_000]
-    assert opened == [True, True, False]
-    assert len({commit for commit, _ in captured.replay.places}) == 1
-    assert [index for _, index in captured.replay.places] == list(range(50_000))
-
-
 def test_records_of_large_values_stay_small(shop: Shop) -> None:
     shop.db.execute("CREATE TABLE files (id INTEGER PRIMARY KEY, content BLOB)")
     shop.db.executemany("INSERT INTO files VALUES (?, zeroblob(100000))", [(i,) for i in range(400)])
@@ -354,35 +319,6 @@ def test_records_of_large_values_stay_small(shop: Shop) -> None:
         largest = max([largest, *(one.batch.changes.nbytes for one in captured.poll() if one.batch is not None)])
     assert largest < 24 << 20
     assert captured.drain().rows["files"] == shop.rows("files")
-
-
-def test_every_record_is_a_point_to_continue_from(shop: Shop) -> None:
-    shop.db.execute("CREATE TABLE other (id INTEGER PRIMARY KEY, n INT)")
-    tables = [*PRODUCTS, SourceTable("other", "other")]
-    first = shop.capture(tables)
-    first.drain()
-    for i in range(3, 9):
-        shop.db.execute("INSERT INTO products VALUES (?, 'n', 1)", (i,))
-        shop.db.execute("INSERT INTO other VALUES (?, 1)", (i,))
-    resume, first.source = first.resume, first.source
-    records = first.source.poll(0)
-    assert len(records) == 2
-    first.source.close()
-    for kept in range(3):
-        replay = Replay()
-        at = resume
-        for record in records[:kept]:
-            replay.apply(record)
-            at = json.loads(json.dumps(record.resume))
-        source = SqliteSource(str(shop.path), "test")
-        source.open(at, tables)
-        while not source.reached_end():
-            for record in source.poll(0):
-                replay.apply(record)
-        source.close()
-        assert sorted((table, after["id"]) for _, table, _, after in replay.changes) == sorted(
-            (table, i) for table in ("products", "other") for i in range(3, 9)
-        )
 
 
 def test_confirmed_changes_leave_the_file(shop: Shop) -> None:
@@ -540,93 +476,3 @@ def test_a_commit_wakes_a_waiting_poll(shop: Shop, mode: str) -> None:
     writer.join()
     assert len(captured.replay.changes) == 1
     assert captured.drain().rows["products"] == shop.rows()
-
-
-def test_an_idle_source_says_how_far_it_is(shop: Shop) -> None:
-    captured = shop.capture()
-    captured.drain()
-    before = time.time_ns() // 1000
-    found: list[Any] = []
-    while not found:
-        found = [one for one in captured.poll(2) if one.kind is RecordKind.POSITION and one.at >= before]
-    shop.db.execute("DELETE FROM products WHERE id = 1")
-    captured.drain()
-    assert captured.replay.times[-1].timestamp() * 1_000_000 >= found[0].at  # never before what was said to be known
-
-
-_WRITER = """
-import random, sqlite3, sys
-db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
-r = random.Random(int(sys.argv[2]))
-for number in range(int(sys.argv[3])):
-    db.execute("BEGIN IMMEDIATE")
-    for _ in range(r.randint(1, 5)):
-        key = r.randint(1, 40)
-        db.execute("INSERT INTO rows VALUES (?, 1, 0) ON CONFLICT (id) DO UPDATE SET ver = ver + 1", (key,))
-        if r.random() < 0.1:
-            db.execute("UPDATE rows SET deleted = 1 - deleted, ver = ver + 1 WHERE id = ?", (r.randint(1, 40),))
-    db.execute("ROLLBACK" if r.random() < 0.2 else "COMMIT")
-"""
-
-_READER = """
-import json, sys
-from headwater.capture.source import SourceTable
-from headwater.capture.sqlite.source import SqliteSource
-path, journal = sys.argv[1], sys.argv[2]
-lines = open(journal).read().splitlines() if __import__("os").path.exists(journal) else []
-resume = json.loads(lines[-1])["resume"] if lines else None
-source = SqliteSource(path, "test")
-source.open(resume, [SourceTable("rows", "rows")])
-with open(journal, "a") as out:
-    while True:
-        records = source.poll(0.05)
-        for one in records:
-            rows = one.batch.changes.select(["op", "after"]).to_pylist() if one.batch is not None else []
-            out.write(json.dumps({"kind": str(one.kind), "rows": rows, "resume": one.resume}) + "\\n")
-        out.flush()
-        if records:
-            source.confirm(records[-1].resume)
-        print("turn", flush=True)
-"""
-
-
-def read_rest(path: Path, journal: Path) -> None:
-    """Append what is left to the journal, as the reader does."""
-    lines = journal.read_text().splitlines()
-    source = SqliteSource(str(path), "test")
-    source.open(json.loads(lines[-1])["resume"], [SourceTable("rows", "rows")])
-    with journal.open("a") as out:
-        while not source.reached_end():
-            for one in source.poll(0):
-                rows = one.batch.changes.select(["op", "after"]).to_pylist() if one.batch is not None else []
-                out.write(json.dumps({"kind": str(one.kind), "rows": rows, "resume": one.resume}) + "\n")
-    source.close()
-
-
-def test_versions_run_without_gap_though_readers_are_killed(shop: Shop, tmp_path: Path) -> None:
-    shop.db.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, ver INTEGER NOT NULL, deleted INTEGER)")
-    journal = tmp_path / "journal"
-    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(shop.path), str(i), "700"]) for i in range(3)]
-    kills = 0
-    while kills < 6 or any(one.poll() is None for one in writers):
-        reader = subprocess.Popen([sys.executable, "-c", _READER, str(shop.path), str(journal)], stdout=subprocess.PIPE)
-        assert reader.stdout is not None
-        for _ in range(2 + 3 * kills):
-            assert reader.stdout.readline()
-        os.kill(reader.pid, signal.SIGKILL)
-        reader.wait()
-        reader.stdout.close()
-        kills += 1
-        text = journal.read_bytes()
-        journal.write_bytes(text[: text.rfind(b"\n") + 1])  # the torn tail, as the log cuts it
-    assert [one.wait() for one in writers] == [0, 0, 0]
-    read_rest(shop.path, journal)
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    versions: dict[int, int] = {}
-    for line in lines:
-        for row in line["rows"]:
-            after = row["after"]
-            before = versions.get(after["id"])  # None: the first load has not reached the row
-            assert before is None or after["ver"] == before + (row["op"] != 0), after
-            versions[after["id"]] = after["ver"]
-    assert versions == dict(shop.db.execute("SELECT id, ver FROM rows"))

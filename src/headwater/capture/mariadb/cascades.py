@@ -13,9 +13,9 @@ from typing import Final
 
 import pyarrow.compute as pc
 
-from headwater.capture.mariadb.binlog_events import DELETE, UPDATE
+from headwater.capture.mariadb.binlog.binlog_events import DELETE, UPDATE
+from headwater.capture.mariadb.binlog.row_changes import RowsEvent, TableLayout, read_changes
 from headwater.capture.mariadb.connection import Connection
-from headwater.capture.mariadb.row_changes import RowsEvent, TableLayout, read_changes
 
 __all__ = ["ForeignKey", "Parent", "find_parents", "read_foreign_keys"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from headwater.capture.mariadb.binlog_events import EventType
+from headwater.capture.mariadb.binlog.binlog_events import EventType
 from headwater.errors import (
     BadCredentialsError,
     BadSettingError,

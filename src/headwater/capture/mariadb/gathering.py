@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.mariadb.binlog_events import INSERT
+from headwater.capture.mariadb.binlog.binlog_events import INSERT
+from headwater.capture.mariadb.binlog.column_readers import fixed_array
+from headwater.capture.mariadb.binlog.row_changes import BadRow, RowChanges, RowsEvent, TableLayout, read_changes
 from headwater.capture.mariadb.cascades import Parent
-from headwater.capture.mariadb.column_readers import fixed_array
 from headwater.capture.mariadb.resume_point import Place
-from headwater.capture.mariadb.row_changes import BadRow, RowChanges, RowsEvent, TableLayout, read_changes
 from headwater.capture.source import ChangeBatch, TableShape, change_columns
 from headwater.events.change import OPS
 from headwater.events.values import flags_column, times_column

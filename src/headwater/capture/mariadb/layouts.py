@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from headwater.capture.mariadb.binlog_events import BinlogColumn, parse_table_map
+from headwater.capture.mariadb.binlog.binlog_events import BinlogColumn, parse_table_map
+from headwater.capture.mariadb.binlog.column_readers import ColumnReader, UnknownColumnError
+from headwater.capture.mariadb.binlog.row_changes import TableLayout
 from headwater.capture.mariadb.cascades import Parent, find_parents, read_foreign_keys
 from headwater.capture.mariadb.charsets import Charsets
-from headwater.capture.mariadb.column_readers import ColumnReader, UnknownColumnError
 from headwater.capture.mariadb.connection import Connection
 from headwater.capture.mariadb.resume_point import TableState
-from headwater.capture.mariadb.row_changes import TableLayout
 from headwater.capture.mariadb.snapshot import read_shape
 from headwater.capture.source import SourceTable
 from headwater.errors import NotCapturableError

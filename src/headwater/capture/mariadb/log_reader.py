@@ -8,13 +8,14 @@ the tables that are delivered while others wait.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from headwater.capture.mariadb.binlog_events import (
+from headwater.capture.mariadb.binlog.binlog_events import (
     ROWS_EVENTS,
     EventType,
     Gtid,
@@ -23,17 +24,19 @@ from headwater.capture.mariadb.binlog_events import (
     parse_rows,
     parse_statement,
 )
+from headwater.capture.mariadb.binlog.row_changes import RowsEvent
+from headwater.capture.mariadb.binlog.statements import Effect, StatementEffect, read_statement
 from headwater.capture.mariadb.cascades import Parent
 from headwater.capture.mariadb.connection import BinlogEvent
 from headwater.capture.mariadb.gathering import Gathered, Gathering, TableEvents, Transaction, truncate_batch
 from headwater.capture.mariadb.layouts import Layouts
 from headwater.capture.mariadb.resume_point import Place, ResumePoint, TableState, file_number
-from headwater.capture.mariadb.row_changes import RowsEvent
-from headwater.capture.mariadb.statements import Effect, StatementEffect, read_statement
 from headwater.capture.source import Record, RecordKind
 from headwater.errors import DamagedError, DataGoneError, NotCapturableError
 
 __all__ = ["LogReader"]
+
+logger = logging.getLogger("headwater.capture")
 
 _BATCH_ROWS: Final = 20_000
 _BATCH_BYTES: Final = 4 << 20
@@ -52,6 +55,16 @@ _HARMLESS: Final = frozenset(
 )
 _NO_FOREIGN_KEYS: Final = 2  # the flag of rows that were changed with foreign_key_checks = 0
 _IGNORABLE: Final = 0x80  # the flag of events that a replica may skip
+
+
+class StoppedTable(NamedTuple):
+    """A table that cannot be decoded, and its table map."""
+
+    name: str
+    key: bytes
+
+
+Route: TypeAlias = TableEvents | Parent | StoppedTable | None
 
 
 class LogReader:
@@ -84,8 +97,8 @@ class LogReader:
         self._gtid: Gtid | None = None
         self._savepoints: dict[str, int] = {}
         self._changed: dict[str, str] = {}  # tables that a statement of this transaction changed without events
-        self._routes: dict[bytes, TableEvents | Parent | None] = {}
-        self._ids: dict[bytes, TableEvents | Parent | None] = {}
+        self._routes: dict[bytes, Route] = {}
+        self._ids: dict[bytes, Route] = {}
 
     @property
     def idle(self) -> bool:
@@ -158,32 +171,57 @@ class LogReader:
             self._take_rows(route, event)
         elif isinstance(route, Parent):
             self._watch(route, event)
+        elif isinstance(route, StoppedTable):
+            self._keep_raw(route, event)
         else:
             raise self._refuse(event, "rows come without a table map")
 
-    def _add_route(self, key: bytes) -> TableEvents | Parent | None:
+    def _add_route(self, key: bytes) -> Route:
         name = self._layouts.name(key)
         parent = self._layouts.parent(name)
         if parent is not None:
             self._layouts.watch(key, parent)
         state = self.point.tables.get(name)
-        if state is None or (name in self._wanted and not state.loaded):
+        if state is None or (name in self._wanted and not state.streamed):
             self._routes[key] = parent
             return parent
         if self._gathering.has(name):
             self.flush()  # the rows so far have another layout
-        layout, state = self._layouts.find(key, state)
+        if state.stopped:
+            self._routes[key] = StoppedTable(name, key)
+            return self._routes[key]
+        try:
+            layout, state = self._layouts.find(key, state)
+        except NotCapturableError as error:
+            if name not in self._wanted:
+                raise  # its rows must be counted
+            self._routes[key] = self._stop_table(name, key, error)
+            return self._routes[key]
         if state is not self.point.tables[name]:
             self.point = replace(self.point, tables=self.point.tables | {name: state})
         self._routes[key] = route = TableEvents(name, layout, parent=parent)
         return route
+
+    def _stop_table(self, table: str, key: bytes, error: NotCapturableError) -> StoppedTable:
+        """Deliver no more changes of a table that cannot be decoded; the others go on."""
+        self.set_table(table, replace(self.point.tables[table].load_again(), stopped=error.what))
+        self._routes.clear()  # earlier table maps of it may come again
+        logger.error("%s", error)
+        return StoppedTable(table, key)
+
+    def _keep_raw(self, table: StoppedTable, event: BinlogEvent) -> None:
+        if self._skip_until is not None and (self._file, event.end) <= self._skip_until:
+            return
+        raw = {"event": event.code, "table_map": table.key.hex(), "rows": event.body[8:].hex()}
+        where = {"reason": self.point.tables[table.name].stopped, "end": f"{self.point.file}:{event.end}"}
+        self._say(RecordKind.QUARANTINE, table=table.name, detail=json.dumps(where | raw), at=self.point.at, open=True)
 
     def _watch(self, parent: Parent, event: BinlogEvent) -> None:
         """Note the captured tables whose rows the engine may have changed along with these."""
         if event.body[6] & _NO_FOREIGN_KEYS:
             return
         for table in parent.touched(RowsEvent(*parse_rows(event.code, event.body[8:]))):
-            if table in self._wanted and self.point.tables[table].loaded:
+            if table in self._wanted and self.point.tables[table].live:
                 self._changed[table] = "a foreign key may have changed rows, which the binary log does not have"
 
     def _take_rows(self, table: TableEvents, event: BinlogEvent) -> None:
@@ -282,7 +320,9 @@ class LogReader:
         if self._changed:
             self.flush()
             for table, sql in self._changed.items():
-                self._say(RecordKind.BACKFILL, table=table, detail=sql[:1000], at=self.point.at)
+                self._load_again(table)
+                if self.point.tables[table].loaded:
+                    self._say(RecordKind.BACKFILL, table=table, detail=sql[:1000], at=self.point.at)
             self._changed = {}
         elif self._is_full():
             self.flush()
@@ -367,7 +407,7 @@ class LogReader:
         assert self._gtid is not None
         assert self._transaction is not None
         transaction, standalone = self._transaction, self._gtid.standalone
-        live = [one for one in self._wanted if self.point.tables[one].loaded and _is_named(one, does)]
+        live = [one for one in self._wanted if self.point.tables[one].live and _is_named(one, does)]
         if not standalone:
             if does.effect == Effect.CHANGE:
                 self._changed |= dict.fromkeys(live, sql)
@@ -383,8 +423,19 @@ class LogReader:
             self._layouts.doubt(table)
             self._say_effect(table, sql, does.effect, transaction)
 
+    def _load_again(self, table: str) -> None:
+        """Begin a snapshot that is in progress with the first row again: its rows changed without events."""
+        state = self.point.tables[table]
+        if state.begun:
+            self.set_table(table, state.load_again())
+            self._routes.clear()
+
     def _say_effect(self, table: str, sql: str, effect: Effect, transaction: Transaction) -> None:
+        if effect != Effect.TRUNCATE:
+            self._load_again(table)
         state, at = self.point.tables[table], transaction.at
+        if not state.live:
+            return
         if effect == Effect.TRUNCATE:
             batch = truncate_batch(state.shape(table), transaction)
             self._say(RecordKind.CHANGES, table=table, batch=batch, at=at)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.capture.mariadb.column_readers import fixed_array
+from headwater.capture.mariadb.binlog.column_readers import fixed_array
 from headwater.capture.mariadb.connection import BinlogEvent, BinlogStream, Connection, parse_url
 from headwater.capture.mariadb.inspection import (
     check_history,
@@ -61,6 +61,7 @@ class MariaSource:
         heartbeat: Seconds of silence after which the server confirms that nothing has happened.
         patience: Seconds without a word from the server after which it is taken for dead.
         replica_id: That id, instead of the one from the name.
+        chunk_rows: The most rows of a table in one record of a snapshot.
 
     Example:
         >>> source = MariaSource("mariadb://capture:secret@127.0.0.1:9/shop", "shop")
@@ -69,13 +70,21 @@ class MariaSource:
     """
 
     def __init__(
-        self, url: str, name: str, *, heartbeat: float = 1.0, patience: float = 30.0, replica_id: int = 0
+        self,
+        url: str,
+        name: str,
+        *,
+        heartbeat: float = 1.0,
+        patience: float = 30.0,
+        replica_id: int = 0,
+        chunk_rows: int = 20_000,
     ) -> None:
         self._address = parse_url(url)
         self._heartbeat = heartbeat
         self._patience = max(patience, 3 * heartbeat)
         # Replicas of one server must have different ids; small ones are those of real servers.
         self._replica_id = replica_id or zlib.crc32(f"{name} {self._address.url}".encode()) | 1 << 30
+        self._chunk_rows = chunk_rows
         self._control: Connection | None = None
         self._stream: BinlogStream | None = None
         self._snapshot: Snapshot | None = None
@@ -129,9 +138,11 @@ class MariaSource:
         partly = bool(point.event or point.delivered)
         others = {name: replace(one, loaded=False) for name, one in point.tables.items() if partly}
         self._load = [name for name, one in known.items() if not one.loaded or one.reload]
-        check_tables(control, [self._wanted[name] for name in self._load])
+        check_tables(
+            control, [self._wanted[name] for name in self._load if not (known[name].loaded or known[name].begun)]
+        )
         point = replace(point, server=server, tables=others | known)
-        if any(one.loaded for one in known.values()):
+        if any(one.streamed for one in known.values()):
             self._read_from(point)
         else:
             self._start = point
@@ -163,7 +174,7 @@ class MariaSource:
             return
         state = replace(self._point.tables[table], reload=True)
         if self._reader is None:  # it is loaded after the tables that are being loaded
-            self._start = replace(self._start, tables=self._start.tables | {table: state})
+            self._set_table(table, state)
             return
         self._reader.set_table(table, state)
         self._close_snapshot()  # all tables of a load are read in one view
@@ -292,7 +303,7 @@ class MariaSource:
 
     def _end_load(self, point: ResumePoint) -> None:
         self._close_snapshot()
-        if any(point.tables[name].loaded for name in self._wanted):
+        if any(point.tables[name].streamed for name in self._wanted):
             self._read_from(point)
 
     def _load_tables(self) -> Iterator[list[Record]]:
@@ -304,13 +315,24 @@ class MariaSource:
         self._reader = None
         at = max(point.at, self._snapshot_at)
         gtid = gtid_position(self._control, snapshot.file, snapshot.position)
-        self._start = replace(
-            point, epoch=point.epoch + 1, file=snapshot.file, position=snapshot.position, at=at, gtid=gtid
-        )
-        whole = set(self._load) == set(self._wanted)
-        yield [self._record(RecordKind.EPOCH, table) for table in ([""] if whole else self._load)]
+        self._start = replace(point, file=snapshot.file, position=snapshot.position, at=at, gtid=gtid)
+        begun = self._begin_epoch()
+        if begun:
+            yield begun
         for table in list(self._load):
             yield from self._load_table(snapshot, table)
+
+    def _begin_epoch(self) -> list[Record]:
+        """Returns the begin of the loads that are not in the journal; others go on behind their last row."""
+        tables = self._start.tables
+        new = [name for name in self._load if not tables[name].begun]
+        whole = set(new) == set(self._wanted)
+        records = []
+        for group in [new] if whole else [[name] for name in new]:
+            states = {name: replace(self._start.tables[name].load_again(), begun=True) for name in group}
+            self._start = replace(self._start, epoch=self._start.epoch + 1, tables=self._start.tables | states)
+            records.append(self._record(RecordKind.EPOCH, "" if whole else group[0]))
+        return records
 
     def _load_table(self, snapshot: Snapshot, table: str) -> Iterator[list[Record]]:
         shape = self._find_shape(snapshot, table)
@@ -321,12 +343,12 @@ class MariaSource:
             return
         self._loading = (table, 0, snapshot.estimate(table))
         yield [self._record(RecordKind.SHAPE, table, shape=shape)]
-        for rows in snapshot.read(shape):
+        for rows in snapshot.read(shape, self._chunk_rows, self._start.tables[table].last):
             self._loading = (table, self._loading[1] + len(rows.rows), self._loading[2])
+            self._set_table(table, replace(self._start.tables[table], last=rows.last))
             yield self._row_records(shape, rows)
-        state = self._start.tables[table]
-        done = replace(state, loaded=True, reload=False, dropped=False)
-        self._start = replace(self._start, tables=self._start.tables | {table: done})
+        done = replace(self._start.tables[table].load_again(), loaded=True, reload=False, dropped=False, stopped="")
+        self._set_table(table, done)
         self._load.remove(table)
         yield [self._record(RecordKind.SNAPSHOT_DONE, table)]
 
@@ -337,8 +359,11 @@ class MariaSource:
             return None
         chosen = {name: kind for name, kind in types.items() if not source.columns or name in source.columns}
         state = self._start.tables[table].reshape(chosen, source.key or key)
-        self._start = replace(self._start, tables=self._start.tables | {table: state})
+        self._set_table(table, state)
         return state.shape(table)
+
+    def _set_table(self, table: str, state: TableState) -> None:
+        self._start = replace(self._start, tables=self._start.tables | {table: state})
 
     def _record(
         self, kind: RecordKind, table: str, *, shape: TableShape | None = None, detail: str = "",

@@ -7,13 +7,14 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from headwater.capture.mariadb.column_types import arrow_type
+from headwater.capture.mariadb.binlog.column_types import arrow_type
 from headwater.capture.source import Resume, TableShape
 from headwater.errors import NewerFormatError
 
 __all__ = ["Place", "ResumePoint", "TableState", "file_number"]
 
 _FORMAT: Final = 1
+_OPTIONAL: Final = ("loaded", "reload", "begun", "last", "dropped", "stopped")
 
 Place: TypeAlias = tuple[int, int]
 """A position in the binary log that can be compared: the number of the file, and the position in it."""
@@ -39,7 +40,10 @@ class TableState:
         version: The version of this shape.
         loaded: Whether its first snapshot is in the journal.
         reload: Whether another snapshot was asked for and is not in the journal yet.
+        begun: Whether the epoch of the present snapshot is in the journal.
+        last: The key of the last row of the present snapshot that is in the journal, as SQL.
         dropped: Whether the table was dropped.
+        stopped: Why its changes can no longer be delivered; they are kept raw until another snapshot.
     """
 
     types: dict[str, str] = field(default_factory=dict)
@@ -47,7 +51,24 @@ class TableState:
     version: int = 0
     loaded: bool = False
     reload: bool = False
+    begun: bool = False
+    last: tuple[str, ...] = ()
     dropped: bool = False
+    stopped: str = ""
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the log must be read for it: all rows, or the first of them, are in the journal."""
+        return self.loaded or bool(self.last)
+
+    @property
+    def live(self) -> bool:
+        """Whether its changes are delivered."""
+        return self.streamed and not self.stopped
+
+    def load_again(self) -> TableState:
+        """Returns the state in which the present snapshot begins with the first row."""
+        return replace(self, begun=False, last=())
 
     def shape(self, table: str) -> TableShape:
         """Returns the columns in Arrow types."""
@@ -100,7 +121,7 @@ class ResumePoint:
         """Returns it as JSON."""
         tables = {
             name: {"types": one.types, "key": list(one.key), "version": one.version}
-            | {flag: True for flag in ("loaded", "reload", "dropped") if getattr(one, flag)}
+            | {name: getattr(one, name) for name in _OPTIONAL if getattr(one, name)}
             for name, one in self.tables.items()
         }
         found = {name: value for name, value in vars(self).items() if value or name == "position"}
@@ -122,7 +143,8 @@ class ResumePoint:
             raise NewerFormatError(f"the resume point of MariaDB has format {resume['format']}, not {_FORMAT}")
         known: dict[str, Any] = {name: value for name, value in resume.items() if name != "format"}
         known["tables"] = {
-            name: TableState(**(one | {"key": tuple(one["key"])})) for name, one in resume.get("tables", {}).items()
+            name: TableState(**(one | {"key": tuple(one["key"]), "last": tuple(one.get("last", ()))}))
+            for name, one in resume.get("tables", {}).items()
         }
         known["delivered"] = {name: (place[0], place[1]) for name, place in resume.get("delivered", {}).items()}
         return cls(**known)

@@ -6,6 +6,7 @@ tables: the status variables `binlog_snapshot_file` and `binlog_snapshot_positio
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.mariadb.column_readers import binary_array
-from headwater.capture.mariadb.column_types import arrow_type, type_of_column
+from headwater.capture.mariadb.binlog.column_readers import binary_array
+from headwater.capture.mariadb.binlog.column_types import arrow_type, type_of_column
 from headwater.capture.mariadb.connection import Connection, quote_name, quote_text
 from headwater.capture.source import TableShape
 from headwater.errors import NotCapturableError, UnreachableError
@@ -24,8 +25,9 @@ from headwater.errors import NotCapturableError, UnreachableError
 __all__ = ["BadSnapshotRow", "Rows", "Snapshot", "read_shape"]
 
 _BATCH_BYTES: Final = 4 << 20
-_BATCH_ROWS: Final = 20_000
 _MAX_PACKET: Final = 0xFFFFFF
+_NUMBER: Final = re.compile(r"((tiny|small|medium|big)?int|decimal)\b")
+_ORDERED: Final = re.compile(r"((tiny|small|medium|big)?int|decimal|char|varchar|binary|varbinary|date|uuid)\b")
 _COLUMNS: Final = """SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE FROM information_schema.COLUMNS
     WHERE TABLE_SCHEMA = {database} AND TABLE_NAME = {table} ORDER BY ORDINAL_POSITION"""
 _KEY: Final = """SELECT COLUMN_NAME FROM information_schema.KEY_COLUMN_USAGE
@@ -53,10 +55,11 @@ class BadSnapshotRow:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a snapshot."""
+    """Some rows of a snapshot, and the key of the last of them as SQL if the snapshot can be continued behind it."""
 
     rows: pa.Array
     bad: list[BadSnapshotRow]
+    last: tuple[str, ...] = ()
 
 
 class Snapshot:
@@ -88,14 +91,29 @@ class Snapshot:
         found = self.connection.query(f"SELECT TABLE_ROWS FROM information_schema.TABLES WHERE {where}")
         return int(found[0][0] or 0) if found else 0
 
-    def read(self, shape: TableShape) -> Iterator[Rows]:
-        """Returns all rows of a table, in batches of at most about 4 MB or 20,000 rows."""
+    def read(self, shape: TableShape, most: int, after: tuple[str, ...] = ()) -> Iterator[Rows]:
+        """Returns the rows of a table in batches of about 4 MB; by primary key, if that can be continued.
+
+        Args:
+            shape: The table.
+            most: The most rows of a batch.
+            after: Only rows behind this key, as `Rows.last` says it.
+        """
         columns = ", ".join(_expression(name, shape.types[name]) for name in shape.schema.names)
         database, name = shape.table.split(".", 1)
         sql = f"SELECT {columns} FROM {quote_name(database)}.{quote_name(name)}"
+        key = self._ordered_key(shape)
+        if key:
+            where = f" WHERE {_behind(key, after)}" if after else ""
+            sql += f" FORCE INDEX (PRIMARY){where} ORDER BY {', '.join(map(quote_name, key))}"
         reader = _ResultReader(self.connection, sql, len(shape.schema.names))
-        for data, starts in reader.batches():
-            yield _decode(shape, data, starts)
+        for data, starts in reader.batches(most):
+            yield _decode(shape, data, starts, key)
+
+    def _ordered_key(self, shape: TableShape) -> tuple[str, ...]:
+        """Returns the primary key if it is captured, and its order is that of comparisons in SQL."""
+        _, key = read_shape(self.connection, shape.table)
+        return key if all(_ORDERED.match(shape.types.get(one, "")) for one in key) else ()
 
     def close(self) -> None:
         """End the view."""
@@ -126,17 +144,20 @@ class _ResultReader:
             for _ in range(count + 1):  # and the end of the columns
                 driver._read_packet()
 
-    def batches(self) -> Iterator[tuple[bytes, np.ndarray[Any, Any]]]:
+    def batches(self, most: int) -> Iterator[tuple[bytes, np.ndarray[Any, Any]]]:
         """Returns bytes and where the rows in them begin."""
         data, at, done = bytearray(), 0, False
         starts: list[int] = []
         while not done:
             data += self._receive()
-            at, done = self._split(data, at, starts)
-            if done or len(data) >= _BATCH_BYTES or len(starts) >= _BATCH_ROWS:
-                if starts:
-                    yield bytes(data[:at]), np.array(starts, np.int64)
-                data, starts, at = data[at:], [], 0
+            full = True
+            while full and not done:
+                at, done = self._split(data, at, starts, most)
+                full = len(starts) >= most
+                if done or full or len(data) >= _BATCH_BYTES:
+                    if starts:
+                        yield bytes(data[:at]), np.array(starts, np.int64)
+                    data, starts, at = data[at:], [], 0
 
     def _receive(self) -> bytes:
         try:
@@ -147,10 +168,10 @@ class _ResultReader:
             raise UnreachableError(f"{self._connection.address.url} ended the snapshot")
         return piece
 
-    def _split(self, data: bytearray, at: int, starts: list[int]) -> tuple[int, bool]:
-        """Add where rows begin; returns the end of the last whole row, and whether it was the last of the table."""
+    def _split(self, data: bytearray, at: int, starts: list[int], most: int) -> tuple[int, bool]:
+        """Add where rows begin; returns the end of the last whole row, and whether the table ends there."""
         size = len(data)
-        while size - at >= 4:
+        while size - at >= 4 and len(starts) < most:
             length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
             if length == _MAX_PACKET:
                 raise NotCapturableError("a row of the snapshot is larger than 16 MB", fix="capture fewer columns")
@@ -171,7 +192,26 @@ class _ResultReader:
         return self._connection.translate(error, "read a snapshot")
 
 
-def _decode(shape: TableShape, data: bytes, starts: np.ndarray[Any, Any]) -> Rows:
+def _behind(key: tuple[str, ...], after: tuple[str, ...]) -> str:
+    """Returns the condition for rows behind a key; comparisons of whole keys would not use the index.
+
+    Example:
+        >>> _behind(("a", "b"), ("1", "'x'"))
+        "`a` >= 1 AND (`a` > 1 OR (`b` > 'x'))"
+    """
+    column, value = quote_name(key[0]), after[0]
+    if len(key) == 1:
+        return f"{column} > {value}"
+    return f"{column} >= {value} AND ({column} > {value} OR ({_behind(key[1:], after[1:])}))"
+
+
+def _literal(value: bytes, kind: str) -> str:
+    if kind.startswith(("binary", "blob")):
+        return f"x'{value.hex()}'"
+    return value.decode() if _NUMBER.match(kind) else quote_text(value.decode())
+
+
+def _decode(shape: TableShape, data: bytes, starts: np.ndarray[Any, Any], key: tuple[str, ...]) -> Rows:
     padded = np.frombuffer(data + bytes(16), np.uint8)
     cursor = starts
     columns = []
@@ -185,15 +225,16 @@ def _decode(shape: TableShape, data: bytes, starts: np.ndarray[Any, Any]) -> Row
         bad |= {row: (field.name, text) for row, text in wrong.items()}
         columns.append(column)
     rows = pa.StructArray.from_arrays(columns, fields=[pa.field(one.name, one.type) for one in shape.schema])
+    last = tuple(_literal(texts[name][-1].as_py(), shape.types[name]) for name in key)
     if not bad:
-        return Rows(rows, [])
+        return Rows(rows, [], last)
     found = [
         BadSnapshotRow(name, text, {one: _shown(values[row].as_py()) for one, values in texts.items()})
         for row, (name, text) in sorted(bad.items())
     ]
     keep = np.ones(len(rows), bool)
     keep[list(bad)] = False
-    return Rows(rows.filter(pa.array(keep.tolist())), found)
+    return Rows(rows.filter(pa.array(keep.tolist())), found, last)
 
 
 def _shown(value: bytes | None) -> str | None:

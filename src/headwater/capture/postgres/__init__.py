@@ -1,11 +1,5 @@
-"""Capture of a PostgreSQL database from its log: pgoutput changes of a replication slot, and snapshots beside them.
+"""PostgreSQL as a source of changes: from its log, or by triggers where the right to read the log is missing.
 
-Bytes of the server come in at `replication.py`, `pgoutput.py` and `pgoutput_columns.py` decode them, `source.py` puts
-them in order as records. Enter at `PostgresSource` in `source.py`. Where the right to read the log is missing,
-`PostgresTriggerSource` (`trigger_source.py`) reads what triggers have recorded (`trigger_outbox.py`).
+What both need is here: `connection`, `catalog` (tables and columns), `column_types`, `pgoutput` and `pgoutput_columns`
+(rows as the server sends them), `changes` (batches of them). Enter at `log/source.py` or `triggers/trigger_source.py`.
 """
-
-from headwater.capture.postgres.source import PostgresSource
-from headwater.capture.postgres.trigger_source import PostgresTriggerSource
-
-__all__ = ["PostgresSource", "PostgresTriggerSource"]

@@ -21,7 +21,7 @@ from headwater.errors import (
 )
 from headwater.sql.postgres_pool import redact_url
 
-__all__ = ["Server", "format_lsn", "parse_lsn"]
+__all__ = ["Server", "format_lsn", "parse_lsn", "quote_text"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _CONNECT_TIMEOUT: Final = 10  # seconds, unless the URL says otherwise
@@ -63,6 +63,17 @@ def parse_lsn(text: str) -> int:
 def format_lsn(position: int) -> str:
     """Returns a log position as PostgreSQL writes it."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
+
+
+def quote_text(text: str) -> str:
+    r"""Returns a text as an SQL literal, whatever `standard_conforming_strings` says.
+
+    Example:
+        >>> quote_text("it's"), quote_text("C:\\")
+        ("'it''s'", " E'C:\\\\'")
+    """
+    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
+    return f" E{quoted}" if "\\" in text else quoted
 
 
 class Server:

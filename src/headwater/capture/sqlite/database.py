@@ -20,7 +20,7 @@ from headwater.errors import (
 )
 from headwater.log.notifier import FileNotifier
 
-__all__ = ["BUSY_TIMEOUT", "CapturedFile", "CommitWatch", "parse_path", "quote"]
+__all__ = ["BUSY_TIMEOUT", "CapturedFile", "CommitWatch", "parse_path"]
 
 BUSY_TIMEOUT: Final = 10.0  # seconds to wait for a transaction of another program
 _SCHEME: Final = "sqlite:///"
@@ -39,16 +39,6 @@ def parse_path(url: str) -> Path:
         what = f"{url!r} is not the URL of a SQLite file"
         raise BadSettingError(what, detail="write sqlite:///shop.db, or sqlite:////data/shop.db for an absolute path")
     return Path(text).expanduser()
-
-
-def quote(name: str) -> str:
-    """Returns an identifier as SQL.
-
-    Example:
-        >>> quote('my "best" table')
-        '"my ""best"" table"'
-    """
-    return '"' + name.replace('"', '""') + '"'
 
 
 class CapturedFile:

@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.capture.source import SourceTable, TableShape
-from headwater.capture.sqlite.database import quote
 from headwater.errors import NotCapturableError, near_names
+from headwater.sql.identifiers import quote
 
 __all__ = ["PREFIX", "Column", "TableDefinition", "arrow_type", "list_tables", "read_definition"]
 

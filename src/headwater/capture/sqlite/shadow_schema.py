@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.capture.source import SourceTable
-from headwater.capture.sqlite.database import CapturedFile, quote
+from headwater.capture.sqlite.database import CapturedFile
 from headwater.capture.sqlite.definition import PREFIX, TableDefinition, read_definition
 from headwater.capture.sqlite.triggers import KINDS, MARK, TableTriggers
 from headwater.errors import BadQueryError, HeadwaterError, NotCapturableError
+from headwater.sql.identifiers import quote
 
 __all__ = ["Identity", "Installed", "ShadowSchema"]
 

@@ -26,13 +26,14 @@ from headwater.capture.source import (
     TableShape,
 )
 from headwater.capture.sqlite.batches import ChangeRows, change_batch, snapshot_batch
-from headwater.capture.sqlite.database import BUSY_TIMEOUT, CapturedFile, CommitWatch, parse_path, quote
+from headwater.capture.sqlite.database import BUSY_TIMEOUT, CapturedFile, CommitWatch, parse_path
 from headwater.capture.sqlite.definition import TableDefinition, list_tables, read_definition
 from headwater.capture.sqlite.position import SqlitePosition, TablePosition
 from headwater.capture.sqlite.shadow_schema import Identity, ShadowSchema
 from headwater.capture.sqlite.triggers import MARK
 from headwater.capture.sqlite.values import BadText, decode_text
 from headwater.errors import NotCapturableError, SlotLostError, SourceReplacedError, UnreachableError
+from headwater.sql.identifiers import quote
 
 __all__ = ["SqliteSource"]
 
@@ -54,6 +55,7 @@ class SqliteSource:
         url: The file, as sqlite:///shop.db or as a path.
         name: The name of the capture.
         busy_timeout: Seconds to wait for a transaction of another program.
+        chunk_rows: The most rows of a table that are read at once.
 
     Example:
         >>> import sqlite3, tempfile
@@ -70,10 +72,13 @@ class SqliteSource:
         >>> source.close(); shop.close()
     """
 
-    def __init__(self, url: str, name: str, *, busy_timeout: float = BUSY_TIMEOUT) -> None:
+    def __init__(
+        self, url: str, name: str, *, busy_timeout: float = BUSY_TIMEOUT, chunk_rows: int = _MAX_CHANGES
+    ) -> None:
         self.path = parse_path(url)
         self.name = name
         self._busy_timeout = busy_timeout
+        self._chunk_rows = chunk_rows
         self._file: CapturedFile | None = None
         self._end: int | None = None
         self._done = self._total = 0
@@ -431,12 +436,14 @@ class SqliteSource:
             yield self._record(RecordKind.SNAPSHOT_DONE, table=name)
 
     def _fetch_load(
-        self, shape: TableShape, where: str, parameters: tuple[Any, ...], limit: int = _MAX_CHANGES
+        self, shape: TableShape, where: str, parameters: tuple[Any, ...], limit: int | None = None
     ) -> list[tuple[Any, ...]]:
         """Returns rows of a table in the order of its key."""
         columns = ", ".join(quote(one) for one in shape.schema.names)
         order = self._definitions[shape.table].ordered([quote(one) for one in shape.key])
-        statement = f"SELECT {columns} FROM {quote(shape.table)} {where} ORDER BY {order} LIMIT {limit}"
+        statement = (
+            f"SELECT {columns} FROM {quote(shape.table)} {where} ORDER BY {order} LIMIT {limit or self._chunk_rows}"
+        )
         return self._fetch(statement, parameters, _MAX_BYTES)[0]
 
     def _after(self, shape: TableShape, state: TablePosition) -> tuple[str, tuple[Any, ...]]:

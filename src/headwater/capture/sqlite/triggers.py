@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headwater.capture.sqlite.database import quote
 from headwater.capture.sqlite.definition import TableDefinition
+from headwater.sql.identifiers import quote
 
 __all__ = ["DELETE", "INSERT", "KINDS", "MARK", "UPDATE", "TableTriggers"]
 

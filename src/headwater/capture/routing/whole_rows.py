@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.row_encoding import RowEncoding
-from headwater.capture.table_rows import CurrentRows
+from headwater.capture.routing.row_encoding import RowEncoding
+from headwater.capture.routing.table_rows import CurrentRows
 from headwater.events import flags_column, keys_of
 from headwater.events.change import OPS
 

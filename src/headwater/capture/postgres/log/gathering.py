@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from headwater.capture.postgres.changes import Places
+from headwater.capture.postgres.log.replication import KEEPALIVE, ReplicationStream, decode_keepalive
 from headwater.capture.postgres.pgoutput import (
     HEADER,
     Begin,
@@ -18,7 +19,6 @@ from headwater.capture.postgres.pgoutput import (
     decode_relation,
     decode_truncate,
 )
-from headwater.capture.postgres.replication import KEEPALIVE, ReplicationStream, decode_keepalive
 
 __all__ = ["Gatherer", "Group", "Segment"]
 

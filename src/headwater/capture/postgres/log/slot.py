@@ -11,8 +11,9 @@ import psycopg
 
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Publication
 from headwater.capture.postgres.connection import Connection, Server, format_lsn, parse_lsn
-from headwater.capture.postgres.replication import ReplicationStream, quote_name
+from headwater.capture.postgres.log.replication import ReplicationStream
 from headwater.errors import HeadwaterError, LockedError, NotCapturableError, SlotLostError, SourceReplacedError
+from headwater.sql.identifiers import quote
 
 __all__ = ["Slot", "SlotState", "check_origin", "check_slot", "prepare_publication", "start_stream"]
 
@@ -132,7 +133,7 @@ def prepare_publication(
         sources = ", ".join(_source(one) for one in tables.values())
         _alter(
             connection,
-            f"CREATE PUBLICATION {quote_name(name)} FOR TABLE {sources} WITH (publish_via_partition_root = true)",
+            f"CREATE PUBLICATION {quote(name)} FOR TABLE {sources} WITH (publish_via_partition_root = true)",
         )
     else:
         missing = [one for one in tables.values() if one.oid not in found.members and one.name not in set(known)]
@@ -140,13 +141,13 @@ def prepare_publication(
         # Others that read a publication of their own name keep what they have.
         extra = [] if found.all_tables or not found.owned else sorted(set(found.members) - oids)
         for one in missing:
-            _alter(connection, f"ALTER PUBLICATION {quote_name(name)} ADD TABLE {_source(one)}")
+            _alter(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {_source(one)}")
         for oid in extra:
             row = connection.execute("SELECT %s::regclass::text", [oid]).fetchone()
             assert row is not None
-            _alter(connection, f"ALTER PUBLICATION {quote_name(name)} DROP TABLE {row[0]}")
+            _alter(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE {row[0]}")
         if not found.via_root and any(one.partitioned for one in tables.values()):
-            _alter(connection, f"ALTER PUBLICATION {quote_name(name)} SET (publish_via_partition_root = true)")
+            _alter(connection, f"ALTER PUBLICATION {quote(name)} SET (publish_via_partition_root = true)")
     made = catalog.publication(name)
     assert made is not None
     _check_publication(name, made, tables)
@@ -155,12 +156,12 @@ def prepare_publication(
 
 def _check_publication(name: str, made: Publication, tables: Mapping[str, CatalogTable]) -> None:
     if not made.complete:
-        fix = f"ALTER PUBLICATION {quote_name(name)} SET (publish = 'insert, update, delete, truncate')"
+        fix = f"ALTER PUBLICATION {quote(name)} SET (publish = 'insert, update, delete, truncate')"
         raise NotCapturableError(f'the publication "{name}" leaves changes out', fix=fix)
     for one in tables.values():
         _, _, filtered = made.members.get(one.oid, (0, None, False))
         if filtered:
-            fix = f"ALTER PUBLICATION {quote_name(name)} DROP TABLE {_source(one)}"
+            fix = f"ALTER PUBLICATION {quote(name)} DROP TABLE {_source(one)}"
             raise NotCapturableError(f'the publication "{name}" leaves rows of {one.name} out', fix=fix, table=one.name)
 
 
@@ -187,7 +188,7 @@ def start_stream(server: Server, slot: Slot, publication: str, position: int, wa
 
 
 def _source(table: CatalogTable) -> str:
-    name = f"{quote_name(table.schema)}.{quote_name(table.relation)}"
+    name = f"{quote(table.schema)}.{quote(table.relation)}"
     return name if table.partitioned else f"ONLY {name}"
 
 

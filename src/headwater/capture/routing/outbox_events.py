@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.capture.outbox import OutboxEvent, decode_events
+from headwater.capture.routing.table_rows import CurrentRows
 from headwater.capture.source import ChangeBatch
-from headwater.capture.table_rows import CurrentRows
 from headwater.errors import BadEventError
 from headwater.events import key_bytes, keys_of, times_column
 from headwater.log import Topic, WriteBatch

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.capture.row_encoding import RowEncoding
+from headwater.capture.routing.row_encoding import RowEncoding
 from headwater.sql.sqlite_file import apply_migrations, open_writer, translate_sqlite_errors
 
 __all__ = ["CurrentRows", "TableRows", "fit_columns"]

@@ -19,28 +19,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.capture.journal import JournalEntry, journal_identity, quarantine_topic
-from headwater.capture.outbox_events import encode_events, find_events, runs_of_topics
+from headwater.capture.routing.outbox_events import encode_events, find_events, runs_of_topics
+from headwater.capture.routing.table_rows import TableRows, fit_columns
+from headwater.capture.routing.table_topic import define_table_topic, merge_shape
+from headwater.capture.routing.topic_appender import TopicAppender, take_rows
+from headwater.capture.routing.whole_rows import TRUNCATE, WholeRows, complete_rows, select_new_rows
 from headwater.capture.source import ChangeBatch, Record, RecordKind, SourceTable, TableShape
-from headwater.capture.table_rows import TableRows, fit_columns
-from headwater.capture.table_topic import define_table_topic, merge_shape
-from headwater.capture.whole_rows import TRUNCATE, WholeRows, complete_rows, select_new_rows
 from headwater.errors import (
     BadKeyError,
     BadTypeError,
     HeadwaterError,
     NotCapturableError,
     SchemaConflictError,
-    TooLargeError,
     TopicExistsError,
     UnknownTopicError,
 )
-from headwater.events import flags_column, partitions_of, storage_schema, times_column
+from headwater.events import flags_column, storage_schema, times_column
 from headwater.events.change import OPS
 from headwater.events.values import to_json_value
 from headwater.log import Topic, WriteBatch
 from headwater.log.event_log import PartitionRange
 from headwater.log.protocol import TimedLog
-from headwater.log.topic import MAX_EVENT_BYTES
 
 __all__ = ["SINCE_ALWAYS", "Router", "TableState"]
 
@@ -50,8 +49,6 @@ SINCE_ALWAYS: Final = -62_135_596_800_000_000
 """The event time of rows of the first snapshot, in microseconds: the first moment that Python and Spark know."""
 _MARKER_INTERVAL: Final = 100_000  # microseconds of the source's time between two idle markers of a table
 _ADOPTED: Final = -1  # the epoch of rows that another writer has left: before every load
-_PART_BITS: Final = 24  # of a sequence number: the appends that one journal record may become
-_PART_BYTES: Final = 8 << 20
 _MAX_RAW: Final = 1 << 20
 _TABLE_ERRORS: Final = (
     SchemaConflictError,
@@ -152,13 +149,8 @@ class Router:
         self._captured = {table.table: table for table in tables}
         self._options = options or {}
         self._identity = journal_identity(log, name)
-        self._producer = f"capture/{self._identity}"
-        self._previous: dict[str, list[int]] = {}
-        self._unsynced: set[str] = set()
-        self._targets: dict[str, Topic] = {}
+        self._topics = TopicAppender(log, f"capture/{self._identity}")
         self._schemas: dict[str, pa.Schema] = {}
-        self._part = 0
-        self._offset = 0
         self._committed = self.state.position
         for table, state in self.state.tables.items():
             state.left = state.left or table not in self._captured
@@ -173,7 +165,7 @@ class Router:
         for entry in entries:
             if entry.offset < self.state.position:
                 continue
-            self._offset, self._part = entry.offset, 0
+            self._topics.begin(entry.offset)
             self._apply(entry.record)
             self.state.position = entry.offset + 1
 
@@ -181,9 +173,7 @@ class Router:
         """Sync the topics that got rows, then write rows and position."""
         if self.state.position == self._committed:
             return
-        for topic in sorted(self._unsynced):
-            self._log.sync(topic)
-        self._unsynced.clear()
+        self._topics.sync()
         self._rows.commit(msgspec.to_builtins(self.state))
         self._committed = self.state.position
 
@@ -202,8 +192,7 @@ class Router:
             if name in self.state.tables or chosen.topic not in self._log.topics():
                 continue
             ends = self._log.ends(chosen.topic)
-            written = max(self._log.last_sequences(chosen.topic, self._producer), default=-1) >= 0
-            if not written and any(end.end > end.start for end in ends):
+            if not self._topics.has_written(chosen.topic) and any(end.end > end.start for end in ends):
                 self._adopt_topic(name, chosen.topic, ends)
                 adopted = True
         if adopted:
@@ -283,7 +272,7 @@ class Router:
         wider = merge_shape(known.schema, shape, known.key)
         if not wider.equals(known.schema):
             known = self._log.create(replace(known, schema=wider, given=frozenset()))
-        self._targets[table.topic] = known
+        self._topics.define(known)
         self._schemas.pop(table.topic, None)
 
     def _route_snapshot(self, table: TableState, batch: ChangeBatch) -> None:
@@ -345,12 +334,12 @@ class Router:
         events, refused = find_events(batch, rows, schema)
         for name, run in runs_of_topics(events):
             try:
-                encoded = encode_events(self._target(name), run, self.state.known)
+                encoded = encode_events(self._topics.definition(name), run, self.state.known)
             except UnknownTopicError as error:
                 refused |= dict.fromkeys((event.id for event in run), error.what)
                 continue
             if encoded.batch is not None:
-                self._append(name, encoded.batch, encoded.keys)
+                self._topics.append(name, encoded.batch, encoded.keys)
             refused |= encoded.refused
         if refused:
             ids = [None if row is None else str(row["id"]) for row in batch.changes.column("after").to_pylist()]
@@ -398,7 +387,7 @@ class Router:
         """Append rows to the topic of a table; returns which were kept if some are too large for an event."""
         if not len(rows.gone):
             return None
-        target = self._target(table.topic)
+        target = self._topics.definition(table.topic)
         envelope = {"_hw.id": ids, "_hw.occurred_at": times_column(times)}
         if rows.gone.any():
             envelope["_hw.deleted"] = flags_column(rows.gone)
@@ -406,58 +395,24 @@ class Router:
         whole = WriteBatch(values, target.version, envelope)
         kept = self._drop_large_rows(table, batch, rows, whole)
         if kept is not None:
-            whole, places = _take(whole, kept), np.flatnonzero(kept)
+            whole, places = take_rows(whole, kept), np.flatnonzero(kept)
             rows = rows.take(places)
-        self._append(table.topic, whole, rows.keys)
+        self._topics.append(table.topic, whole, rows.keys)
         return kept
-
-    def _target(self, topic: str) -> Topic:
-        """Returns the definition of a topic; its type may be later than that of the rows while the journal repeats."""
-        if topic not in self._targets:
-            self._targets[topic] = self._log.topic(topic)
-        return self._targets[topic]
 
     def _drop_large_rows(
         self, table: TableState, batch: ChangeBatch | None, rows: WholeRows, whole: WriteBatch
     ) -> npt.NDArray[np.bool_] | None:
         """Returns which rows fit into an event if some do not; the others go into quarantine."""
+        too_large = self._topics.find_too_large(table.topic, whole)
+        if batch is not None:
+            for row, reason in too_large.items():
+                self._quarantine(table, batch, [int(rows.source[row])], reason)
+        if not too_large:
+            return None
         kept = np.ones(whole.row_count, bool)
-        while whole.nbytes > MAX_EVENT_BYTES:
-            left = np.flatnonzero(kept)
-            try:
-                self._log.check_sizes(table.topic, whole if kept.all() else _take(whole, kept))
-                break
-            except TooLargeError as error:
-                row = int(left[int(error.data.get("row", 0))])
-                kept[row] = False
-                if batch is not None:
-                    self._quarantine(table, batch, [int(rows.source[row])], error.what)
-        return None if kept.all() else kept
-
-    def _append(self, topic: str, batch: WriteBatch, keys: pa.Array | None = None) -> None:
-        """Append a batch to the partitions of its keys, in parts; sequence numbers follow from the journal's offset."""
-        if not batch.row_count:
-            return
-        if topic not in self._previous:
-            self._previous[topic] = self._log.last_sequences(topic, self._producer)
-        partitions = len(self._previous[topic])
-        owners = partitions_of(keys, partitions) if keys is not None and partitions > 1 else None
-        for partition in range(partitions) if owners is not None else (0,):
-            mine = batch if owners is None else _take(batch, owners == partition)
-            step = max(1, mine.row_count * _PART_BYTES // max(mine.nbytes, 1))
-            for start in range(0, mine.row_count, step):
-                self._append_part(topic, partition, mine.slice(start, step))
-        self._unsynced.add(topic)
-
-    def _append_part(self, topic: str, partition: int, batch: WriteBatch) -> None:
-        sequence = (self._offset << _PART_BITS) + self._part
-        self._part += 1
-        previous = self._previous[topic][partition]
-        numbered = replace(
-            batch, partition=partition, producer=self._producer, sequence=sequence, previous=previous, per_row=False
-        )
-        self._log.append(topic, numbered)
-        self._previous[topic][partition] = max(previous, sequence)
+        kept[list(too_large)] = False
+        return kept
 
     def _advance_time(self, record: Record) -> None:
         """Append idle markers up to the time the source is known, so that joins need not wait for a change.
@@ -472,10 +427,7 @@ class Router:
                 continue
             if table.marked is None or self.state.known - table.marked >= _MARKER_INTERVAL:
                 table.marked = self.state.known
-                for partition in self._log.open_topic(table.topic).partitions:
-                    if partition.state().max_event_time < table.marked:
-                        partition.append_idle_marker(table.marked)
-                self._unsynced.add(table.topic)
+                self._topics.mark_idle(table.topic, table.marked)
 
     # -- what cannot be delivered --------------------------------------------------------------------------------
 
@@ -515,11 +467,11 @@ class Router:
 
     def _append_quarantined(self, changes: Iterable[dict[str, Any]]) -> None:
         topic = quarantine_topic(self.name)
-        if topic not in self._targets:
+        if not self._topics.has(topic):
             definition = Topic.declare(topic, _QUARANTINE_SCHEMA, time="at", durability="fast")
-            self._targets[topic] = self._log.create(definition)
+            self._topics.define(self._log.create(definition))
         values = pa.RecordBatch.from_pylist(list(changes), schema=_QUARANTINE_SCHEMA)
-        self._append(topic, WriteBatch(values, self._targets[topic].version))
+        self._topics.append(topic, WriteBatch(values, self._topics.definition(topic).version))
 
 
 def _join_text(prefix: str, keys: pa.Array) -> pa.Array:
@@ -529,9 +481,3 @@ def _join_text(prefix: str, keys: pa.Array) -> pa.Array:
     except pa.ArrowInvalid:  # a binary key
         text = pa.array([key.hex() for key in keys.to_pylist()], pa.string())
     return pc.binary_join_element_wise(prefix, text, "")
-
-
-def _take(batch: WriteBatch, mask: npt.NDArray[np.bool_]) -> WriteBatch:
-    keep = flags_column(mask)
-    envelope = {name: column.filter(keep) for name, column in batch.envelope.items()}
-    return replace(batch, values=batch.values.filter(keep), envelope=envelope)

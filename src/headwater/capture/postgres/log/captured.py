@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from headwater.capture.postgres.catalog import Layout
 from headwater.capture.postgres.changes import Places
+from headwater.capture.postgres.log.snapshot import DeliveredKeys
 from headwater.capture.postgres.pgoutput_columns import RowColumns
-from headwater.capture.postgres.snapshot import DeliveredKeys
 from headwater.capture.source import SourceTable
 
 __all__ = ["CapturedTable"]

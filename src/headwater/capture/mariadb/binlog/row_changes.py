@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.capture.mariadb.binlog_events import DELETE, INSERT, UPDATE
-from headwater.capture.mariadb.column_readers import PADDING, ColumnReader, Values
+from headwater.capture.mariadb.binlog.binlog_events import DELETE, INSERT, UPDATE
+from headwater.capture.mariadb.binlog.column_readers import PADDING, ColumnReader, Values
 from headwater.capture.source import BEFORE_KINDS, TableShape
 from headwater.errors import DamagedError
 

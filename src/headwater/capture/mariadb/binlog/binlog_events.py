@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from headwater.capture.mariadb.column_types import type_of_column
+from headwater.capture.mariadb.binlog.column_types import type_of_column
 from headwater.errors import DamagedError
 
 __all__ = [

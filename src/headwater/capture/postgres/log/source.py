@@ -11,26 +11,27 @@ from typing import Any, Final
 import numpy as np
 import psycopg
 
-from headwater.capture.postgres.captured import CapturedTable
 from headwater.capture.postgres.catalog import Catalog, Layout, Publication
 from headwater.capture.postgres.changes import Places, change_batch, truncate_batch
-from headwater.capture.postgres.check import inspect_database, refuse_unusable
 from headwater.capture.postgres.connection import Connection, Server, format_lsn, parse_lsn
-from headwater.capture.postgres.gathering import Gatherer, Group, Segment
-from headwater.capture.postgres.loading import Loader
-from headwater.capture.postgres.pgoutput import Relation
-from headwater.capture.postgres.pgoutput_columns import Packets, decode_columns
-from headwater.capture.postgres.replication import ReplicationStream, quote_name
-from headwater.capture.postgres.slot import (
+from headwater.capture.postgres.log.captured import CapturedTable
+from headwater.capture.postgres.log.check import inspect_database, refuse_unusable
+from headwater.capture.postgres.log.gathering import Gatherer, Group, Segment
+from headwater.capture.postgres.log.loading import Loader
+from headwater.capture.postgres.log.replication import ReplicationStream
+from headwater.capture.postgres.log.slot import (
     Slot,
     check_origin,
     check_slot,
     prepare_publication,
     start_stream,
 )
-from headwater.capture.postgres.snapshot import insert_position
+from headwater.capture.postgres.log.snapshot import insert_position
+from headwater.capture.postgres.pgoutput import Relation
+from headwater.capture.postgres.pgoutput_columns import Packets, decode_columns
 from headwater.capture.source import Inspection, Progress, Record, RecordKind, Resume, SourceTable
 from headwater.errors import NotCapturableError, SlotLostError
+from headwater.sql.identifiers import quote
 
 __all__ = ["PostgresSource"]
 
@@ -288,7 +289,7 @@ class PostgresSource:
             return records
         self._is_open = group.partial is not None
         self._lsn = max(self._lsn, group.position)
-        self._part = {"": group.partial} if group.partial else {}
+        self._part = self._delivered_up_to(group.partial or (group.position, 0))
         self._known_at = max(self._known_at, group.at)
         if records and records[-1].kind is RecordKind.CHANGES:
             last = records.pop()
@@ -315,7 +316,7 @@ class PostgresSource:
             rows = rows[self._not_skipped(table.name, places.commit[rows], places.index[rows])]
             if len(rows):
                 records += self._table_changes(table, packets, rows, places, end)
-        self._part = {"": end}
+        self._part = self._delivered_up_to(end)
         if self._skip and end[0] > max(commit for commit, _ in self._skip.values()):
             self._skip = {}
         return records
@@ -332,7 +333,7 @@ class PostgresSource:
             table.note_changes(columns, places)
         batch, raw = change_batch(replace(wire, shape=table.current.shape), columns, places)
         records += [self._record(RecordKind.QUARANTINE, table=table.name, detail=one, open=True) for one in raw]
-        self._part = {**self._part, table.name: end}
+        self._part = {**self._part, table.name: max(end, self._skip.get(table.name, end))}
         if batch is not None:
             records.append(
                 self._record(RecordKind.CHANGES, table=table.name, batch=batch, at=self._known_at, open=True)
@@ -356,8 +357,13 @@ class PostgresSource:
                 records.append(
                     self._record(RecordKind.CHANGES, table=table.name, batch=batch, at=self._known_at, open=True)
                 )
-        self._part = {"": (begin.commit, index + len(segment.truncated))}
+        self._part = self._delivered_up_to((begin.commit, index + len(segment.truncated)))
         return records
+
+    def _delivered_up_to(self, place: tuple[int, int]) -> Part:
+        """Returns what is delivered: everything before a place, and what a restart had delivered beyond it."""
+        inside = {"": place} if place[1] else {}
+        return inside | {name: mark for name, mark in self._skip.items() if mark > place}
 
     def _not_skipped(self, table: str, commit: Any, index: Any) -> Any:
         """Returns which changes were not delivered before a restart."""
@@ -581,7 +587,7 @@ class PostgresSource:
         connection = self._server.connect()
         try:
             Slot(connection, self._slot_name).drop(wait=self._slot_wait)
-            connection.execute(f"DROP PUBLICATION IF EXISTS {quote_name(self._publication_name)}".encode())
+            connection.execute(f"DROP PUBLICATION IF EXISTS {quote(self._publication_name)}".encode())
         except psycopg.Error as error:
             raise self._server.translate(error, "the slot or the publication cannot be dropped") from None
         finally:

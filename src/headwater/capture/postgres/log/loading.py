@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.capture.postgres.captured import CapturedTable
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Layout
 from headwater.capture.postgres.changes import snapshot_batch
 from headwater.capture.postgres.connection import Connection, Server
-from headwater.capture.postgres.snapshot import Chunk, ChunkReader, Visibility, next_transaction_id
+from headwater.capture.postgres.log.captured import CapturedTable
+from headwater.capture.postgres.log.snapshot import Chunk, ChunkReader, Visibility, next_transaction_id
 from headwater.capture.source import ChangeBatch
 from headwater.errors import NotCapturableError
 

@@ -12,37 +12,17 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
-from headwater.capture.postgres.connection import Server, format_lsn
+from headwater.capture.postgres.connection import Server, format_lsn, quote_text
 from headwater.capture.postgres.pgoutput import POSTGRES_EPOCH
 from headwater.errors import HeadwaterError
+from headwater.sql.identifiers import quote
 
-__all__ = ["KEEPALIVE", "ReplicationStream", "decode_keepalive", "quote_name", "quote_text"]
+__all__ = ["KEEPALIVE", "ReplicationStream", "decode_keepalive"]
 
 KEEPALIVE: Final = 107
 """The letter k, the first byte of a keepalive; changes begin with w."""
 _KEEPALIVE: Final = Struct(">QqB")
 _STATUS: Final = Struct(">cQQQqB")
-
-
-def quote_name(name: str) -> str:
-    """Returns a name as an SQL identifier.
-
-    Example:
-        >>> quote_name('the "big" one')
-        '"the ""big"" one"'
-    """
-    return '"' + name.replace('"', '""') + '"'
-
-
-def quote_text(text: str) -> str:
-    r"""Returns a text as an SQL literal, whatever `standard_conforming_strings` says.
-
-    Example:
-        >>> quote_text("it's"), quote_text("C:\\")
-        ("'it''s'", " E'C:\\\\'")
-    """
-    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
-    return f" E{quoted}" if "\\" in text else quoted
 
 
 class ReplicationStream:
@@ -67,7 +47,7 @@ class ReplicationStream:
 
     def create_slot(self, slot: str) -> str:
         """Create a logical slot; returns its consistent point. Waits for transactions that are running."""
-        return str(self._command(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput NOEXPORT_SNAPSHOT")[1])
+        return str(self._command(f"CREATE_REPLICATION_SLOT {quote(slot)} LOGICAL pgoutput NOEXPORT_SNAPSHOT")[1])
 
     def start(self, slot: str, publication: str, position: int) -> None:
         """Start the stream at a position.
@@ -76,8 +56,8 @@ class ReplicationStream:
             LockedError: Another process reads the slot; `data` has its `pid`.
             SlotLostError: The slot does not exist, or the server has removed its log.
         """
-        options = f"proto_version '1', publication_names {quote_text(quote_name(publication)).strip()}"
-        command = f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL {format_lsn(position)} ({options})"
+        options = f"proto_version '1', publication_names {quote_text(quote(publication)).strip()}"
+        command = f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(position)} ({options})"
         result = self._pgconn.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise self._server.result_error(self._connection, result, "the replication stream does not start")

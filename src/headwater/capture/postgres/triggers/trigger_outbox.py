@@ -14,9 +14,9 @@ from typing import Any, Final
 import psycopg
 
 from headwater.capture.postgres.catalog import CatalogTable
-from headwater.capture.postgres.connection import Connection
-from headwater.capture.postgres.replication import quote_name, quote_text
+from headwater.capture.postgres.connection import Connection, quote_text
 from headwater.errors import BadCredentialsError, UnreachableError
+from headwater.sql.identifiers import quote
 
 __all__ = ["Identity", "TriggerOutbox", "latest", "qualify"]
 
@@ -50,7 +50,7 @@ def qualify(schema: str, name: str) -> str:
         >>> qualify("public", "orders")
         '"public"."orders"'
     """
-    return f"{quote_name(schema)}.{quote_name(name)}"
+    return f"{quote(schema)}.{quote(name)}"
 
 
 def latest(snapshot: str) -> int:
@@ -118,7 +118,7 @@ class TriggerOutbox:
                     f"SELECT 1 FROM pg_namespace WHERE nspname = {quote_text(self._schema)}"
                 ).fetchone()
                 if found is None:
-                    self.execute(f"CREATE SCHEMA {quote_name(self._schema)}")
+                    self.execute(f"CREATE SCHEMA {quote(self._schema)}")
                 self.execute(f"CREATE TABLE {self._source} (id text, confirmed pg_snapshot)")
                 self.execute(f"INSERT INTO {self._source} VALUES ({quote_text(identity)}, '1:1:')")
                 self.execute(
@@ -132,7 +132,7 @@ class TriggerOutbox:
             raise BadCredentialsError(
                 f"the user may not create the schema {self._schema!r}, in which triggers record changes",
                 detail=str(error).strip(),
-                fix=f"CREATE SCHEMA {quote_name(self._schema)} AUTHORIZATION user_of_capture",
+                fix=f"CREATE SCHEMA {quote(self._schema)} AUTHORIZATION user_of_capture",
             ) from None
         return identity
 
@@ -163,11 +163,11 @@ class TriggerOutbox:
                 call = f"EXECUTE FUNCTION {self._function}('{table.oid}')"
                 for trigger, event in ((row, "INSERT OR UPDATE OR DELETE"), (truncate, "TRUNCATE")):
                     each = "ROW" if trigger == row else "STATEMENT"
-                    what = f"{quote_name(trigger)} AFTER {event} ON {name} FOR EACH {each}"
+                    what = f"{quote(trigger)} AFTER {event} ON {name} FOR EACH {each}"
                     self.execute(f"CREATE OR REPLACE TRIGGER {what} {call}")
                 if table.owned:  # fires also where session_replication_role is replica, as under a subscription
                     for trigger in (row, truncate):
-                        self.execute(f"ALTER TABLE {name} ENABLE ALWAYS TRIGGER {quote_name(trigger)}")
+                        self.execute(f"ALTER TABLE {name} ENABLE ALWAYS TRIGGER {quote(trigger)}")
         except psycopg.errors.InsufficientPrivilege as error:
             what = f"the user may not create triggers on {table.name}"
             fix = f"GRANT TRIGGER, SELECT ON {name} TO user_of_capture"
@@ -195,4 +195,4 @@ class TriggerOutbox:
         """Remove the triggers of tables that are no longer captured."""
         for table in tables:
             for trigger in self._trigger_names():
-                self.execute(f"DROP TRIGGER IF EXISTS {quote_name(trigger)} ON {qualify(table.schema, table.relation)}")
+                self.execute(f"DROP TRIGGER IF EXISTS {quote(trigger)} ON {qualify(table.schema, table.relation)}")

@@ -20,20 +20,19 @@ import pyarrow as pa
 
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Layout
 from headwater.capture.postgres.changes import Places, change_batch, snapshot_batch, truncate_batch
-from headwater.capture.postgres.connection import Connection, Server
+from headwater.capture.postgres.connection import Connection, Server, quote_text
 from headwater.capture.postgres.pgoutput_columns import RowColumns
-from headwater.capture.postgres.replication import quote_name, quote_text
-from headwater.capture.postgres.trigger_outbox import TriggerOutbox, latest, qualify
-from headwater.capture.postgres.trigger_position import NOTHING_SEEN, TriggerPosition, TriggerTable
+from headwater.capture.postgres.triggers.trigger_outbox import TriggerOutbox, latest, qualify
+from headwater.capture.postgres.triggers.trigger_position import NOTHING_SEEN, TriggerPosition, TriggerTable
 from headwater.capture.source import ChangeBatch, Inspection, Progress, Record, RecordKind, Remedy, Resume, SourceTable
 from headwater.errors import NotCapturableError, SlotLostError, SourceReplacedError, UnreachableError
 from headwater.events.change import OPS
+from headwater.sql.identifiers import quote
 
 __all__ = ["PostgresTriggerSource"]
 
 _MAX_CHANGES: Final = 20_000
 _MAX_BYTES: Final = 4 << 20
-_CHECK_EVERY: Final = 1.0  # seconds between looks at the catalog
 _CONFIRM_EVERY: Final = 0.5  # seconds
 _NEW_EPOCH: Final = "headwater capture snapshot --all"
 _TRUNCATE: Final = 4
@@ -72,6 +71,7 @@ class PostgresTriggerSource:
         chunk_rows: The most rows of a table that are read in one database snapshot.
         poll_interval: Seconds between two reads while nothing changes.
         position_interval: Seconds after which an idle source gives a POSITION.
+        check_interval: Seconds between two looks at the catalog, for columns and triggers that changed.
     """
 
     def __init__(
@@ -83,10 +83,12 @@ class PostgresTriggerSource:
         chunk_rows: int = 10_000,
         poll_interval: float = 0.05,
         position_interval: float = 1.0,
+        check_interval: float = 1.0,
     ) -> None:
         self._server = Server(url)
         self.name, self._schema = name, schema
         self._chunk_rows, self._poll_interval, self._interval = chunk_rows, poll_interval, position_interval
+        self._check_interval = check_interval
         self._sql: Connection | None = None
 
     def inspect(self, tables: Sequence[SourceTable] = ()) -> Inspection:
@@ -240,7 +242,7 @@ class PostgresTriggerSource:
             time.sleep(max(0.0, min(self._poll_interval, deadline - now)))
 
     def _poll(self) -> list[Record]:
-        if not self._queue and time.monotonic() >= self._checked_at + _CHECK_EVERY:
+        if not self._queue and time.monotonic() >= self._checked_at + self._check_interval:
             self._refresh()
         if self._queue:
             records, self._queue = self._queue, []
@@ -421,7 +423,7 @@ class PostgresTriggerSource:
     ) -> tuple[list[int], list[Any]]:
         """Returns the texts of rows as the server prints them; rows that it cannot read again are refused."""
         table = qualify(self._found[name].schema, self._found[name].relation)
-        columns = ", ".join(f"{row}.{quote_name(one)}" for row in ("a", "b") for one in layout.names)
+        columns = ", ".join(f"{row}.{quote(one)}" for row in ("a", "b") for one in layout.names)
         listed = ",".join(map(str, sequences))
         statement = (
             f"SELECT c.seq, array(SELECT json_object_keys(coalesce(c.after, c.before)) ORDER BY 1)::text, {columns} "
@@ -497,8 +499,8 @@ class PostgresTriggerSource:
 
     def _chunk(self, name: str, layout: Layout, state: TriggerTable) -> str:
         found = self._found[name]
-        columns = ", ".join(quote_name(one) for one in layout.shape.schema.names)
-        key = ", ".join(quote_name(one) for one in layout.shape.key)
+        columns = ", ".join(quote(one) for one in layout.shape.schema.names)
+        key = ", ".join(quote(one) for one in layout.shape.key)
         types = {one.name: one.type_text for one in found.columns}
         where = ""
         if state.last is not None:

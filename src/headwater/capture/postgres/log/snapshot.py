@@ -20,9 +20,9 @@ import pyarrow.csv as pacsv
 from psycopg import pq
 
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Layout
-from headwater.capture.postgres.connection import Connection, Server, parse_lsn
-from headwater.capture.postgres.replication import quote_name, quote_text
+from headwater.capture.postgres.connection import Connection, Server, parse_lsn, quote_text
 from headwater.errors import NotCapturableError, UnreachableError
+from headwater.sql.identifiers import quote
 
 __all__ = ["Chunk", "ChunkReader", "DeliveredKeys", "Visibility", "insert_position", "next_transaction_id"]
 
@@ -158,7 +158,7 @@ class ChunkReader:
         Raises:
             NotCapturableError: The table is gone.
         """
-        table = f"{quote_name(found.schema)}.{quote_name(found.relation)}"
+        table = f"{quote(found.schema)}.{quote(found.relation)}"
         source = table if found.partitioned else f"ONLY {table}"
         try:
             # The lock comes before the snapshot: a table that was rewritten after a snapshot would seem empty.
@@ -274,10 +274,10 @@ def _select(
     limit: int,
     keys: Sequence[KeyTexts],
 ) -> str:
-    columns = ", ".join(quote_name(layout.names[place]) for place in layout.wanted)
+    columns = ", ".join(quote(layout.names[place]) for place in layout.wanted)
     query = f"SELECT {columns} FROM {source}"
     types = {one.name: one.type_text for one in found.columns}
-    names = ", ".join(quote_name(name) for name in layout.shape.key)
+    names = ", ".join(quote(name) for name in layout.shape.key)
 
     def row(texts: Sequence[str | None]) -> str:
         pairs = zip(layout.shape.key, texts, strict=True)

@@ -9,9 +9,10 @@ import psycopg
 
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Publication
 from headwater.capture.postgres.connection import Connection, Server
-from headwater.capture.postgres.replication import ReplicationStream, quote_name
+from headwater.capture.postgres.log.replication import ReplicationStream
 from headwater.capture.source import Inspection, Remedy, SourceTable, TableShape
 from headwater.errors import HeadwaterError, NotCapturableError
+from headwater.sql.identifiers import quote
 
 __all__ = ["inspect_database", "refuse_unusable"]
 
@@ -131,7 +132,7 @@ def _check_settings(settings: Mapping[str, Any]) -> list[Remedy]:
         fix = "ALTER SYSTEM SET wal_level = 'logical'; then restart the server"
         add(f"wal_level is {settings['level']}, not logical: the log has too little to read changes from", fix)
     if not settings["replication"]:
-        user = quote_name(settings["user"])
+        user = quote(settings["user"])
         add(f"the user {settings['user']} may not replicate", f"as an administrator: ALTER ROLE {user} REPLICATION")
     if settings["keep"] == "-1":
         what = "max_slot_wal_keep_size is unlimited: while capture is down, the kept log can fill the server's disk"
@@ -162,7 +163,7 @@ def _check_table(
         return [
             Remedy("NOT_CAPTURABLE", f"there is no table {table.table}", "write it as schema.table", True, table.table)
         ]
-    name = f"{quote_name(found.schema)}.{quote_name(found.relation)}"
+    name = f"{quote(found.schema)}.{quote(found.relation)}"
     remedies: list[Remedy] = []
 
     def refuse(what: str, fix: str) -> None:
@@ -182,7 +183,7 @@ def _check_table(
             refuse(f"{table.table} {what}", fix)
     member = made is not None and found.oid in made.members
     if not found.owned and not member:
-        statement = f"ALTER PUBLICATION {quote_name(publication)} ADD TABLE {name}" if publication else ""
+        statement = f"ALTER PUBLICATION {quote(publication)} ADD TABLE {name}" if publication else ""
         what = f"the user does not own {table.table}, so an administrator must publish it"
         remedies.append(Remedy("", what, statement, False, table.table))
     return remedies + _check_key(table, found, name)

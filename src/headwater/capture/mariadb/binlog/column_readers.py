@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.capture.mariadb.binlog_events import BinlogColumn
-from headwater.capture.mariadb.column_types import MAX_DECIMAL, arrow_type
+from headwater.capture.mariadb.binlog.binlog_events import BinlogColumn
+from headwater.capture.mariadb.binlog.column_types import MAX_DECIMAL, arrow_type
 
 __all__ = ["PADDING", "ColumnReader", "Decoded", "UnknownColumnError", "Values", "binary_array", "fixed_array"]
 
