@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,7 @@ from headwater.log.storage.frame import LOWEST_TIME
 if TYPE_CHECKING:
     from headwater.log.batch import LogBatch
     from headwater.log.kafka.kafka_log import KafkaLog
+    from headwater.log.kafka.marker_requests import MarkerRequest
 
 __all__ = ["EventTimeIndexer"]
 
@@ -105,11 +106,14 @@ class EventTimeIndexer:
             raise self._failure or UnreachableError(f'the event time of topic "{self._name}" does not advance')
 
     def append_idle_marker(self, partition: int, time_: int) -> None:
-        """Append an idle marker after all present events of a partition, if this process is the active indexer."""
+        """Append an idle marker after all present events of a partition; asks the leader if this process stands by."""
         self.await_event_time()
         with self._changed:
             if self._is_leader and partition in self._progress:
                 self._write([self._idle_marker(partition, time_)])
+                return
+        offsets = self._log.kafka_topics.end_offsets(self._name, [partition])
+        self._log.marker_requests.send(self._index, offsets, time_)
 
     def stop(self) -> None:
         """End the thread."""
@@ -235,13 +239,22 @@ class EventTimeIndexer:
 
     def _index_ends(self) -> None:
         """Index end offsets without reading rows: only idle markers advance externally kept event time."""
-        self._requested.wait(_POLL_INTERVAL)
+        waiter = self._requested.wait(_POLL_INTERVAL)
         self._requested.clear()
+        wanted = self._log.marker_requests.newest(self._index, fresh=waiter)  # before the ends, which then cover them
         ends = self._log.kafka_topics.end_offsets(self._name, list(self._progress))
         with self._changed:
             self._write([(number, each) for number, end in ends.items() for each in self._unread_ranges(number, end)])
+            self._write([self._idle_marker(number, time_) for number, time_ in self._due_requests(wanted)])
             self._indexed_to = ends
             self._changed.notify_all()
+
+    def _due_requests(self, wanted: Mapping[int, MarkerRequest]) -> Iterator[tuple[int, int]]:
+        """Yields the partitions that other processes want to advance, and to which time."""
+        for number, request in wanted.items():
+            progress = self._progress.get(number)
+            if progress and request.offset <= progress.next_offset and request.event_time > progress.max_event_time:
+                yield number, request.event_time
 
     def _unread_ranges(self, partition: int, end: int) -> Iterator[OffsetRange]:
         """Yields ranges without the event times of their rows; `needs_read` makes readers count the rows."""
