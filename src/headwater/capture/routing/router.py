@@ -48,6 +48,8 @@ logger = logging.getLogger("headwater.capture")
 SINCE_ALWAYS: Final = -62_135_596_800_000_000
 """The event time of rows of the first snapshot, in microseconds: the first moment that Python and Spark know."""
 _MARKER_INTERVAL: Final = 100_000  # microseconds of the source's time between two idle markers of a table
+_READ_BYTES: Final = 8 << 20  # about what one read of an adopted topic takes
+_READ_TIMEOUT: Final = 2.0  # seconds; events below the end are there, but Kafka may take a moment
 _ADOPTED: Final = -1  # the epoch of rows that another writer has left: before every load
 _MAX_RAW: Final = 1 << 20
 _TABLE_ERRORS: Final = (
@@ -177,6 +179,12 @@ class Router:
         self._rows.commit(msgspec.to_builtins(self.state))
         self._committed = self.state.position
 
+    def take_over(self) -> None:
+        """Fence a former owner of the capture, which may have been stopped in the middle of an append."""
+        there = set(self._log.topics())
+        for topic in {*(table.topic for table in self._captured.values()), quarantine_topic(self.name)} & there:
+            self._topics.take_over(topic)
+
     def find_returned_tables(self) -> list[str]:
         """Returns the captured tables that were left out for a time: they need a load of their own."""
         return [name for name, state in self.state.tables.items() if state.left and name in self._captured]
@@ -206,10 +214,17 @@ class Router:
             table.loaded, table.loading, table.marked = True, False, marked
         rows = self._rows.table(name)
         for end in ends:
-            for batch in self._log.open_topic(topic).batches(end.partition, end.start, end.end):
-                keys = batch.key_bytes
-                if keys is not None and batch.values.num_rows:
-                    rows.put(keys.to_pylist(), batch.values, batch.tombstones, _ADOPTED)
+            offset = end.start
+            while offset < end.end and (
+                found := self._log.fetch(
+                    topic, {end.partition: offset}, max_bytes=_READ_BYTES, timeout=_READ_TIMEOUT, waiter=None
+                )
+            ):
+                for batch in found:
+                    keys = batch.key_bytes
+                    if keys is not None and batch.values.num_rows:
+                        rows.put(keys.to_pylist(), batch.values, batch.tombstones, _ADOPTED)
+                offset = found[-1].next_offset
 
     # -- records -------------------------------------------------------------------------------------------------
 

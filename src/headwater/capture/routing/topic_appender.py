@@ -59,6 +59,10 @@ class TopicAppender:
         """Whether this producer has ever appended to a topic."""
         return max(self._log.last_sequences(topic, self._producer), default=-1) >= 0
 
+    def take_over(self, topic: str) -> None:
+        """Fence a former owner of the producer, which may have been stopped in the middle of an append."""
+        self._previous[topic] = self._log.last_sequences(topic, self._producer)
+
     def find_too_large(self, topic: str, batch: WriteBatch) -> dict[int, str]:
         """Returns the rows that are too large for an event, with the reason."""
         found: dict[int, str] = {}
@@ -101,9 +105,7 @@ class TopicAppender:
 
     def mark_idle(self, topic: str, at: int) -> None:
         """Advance the event time of all partitions of a topic, in microseconds."""
-        for partition in self._log.open_topic(topic).partitions:
-            if partition.state().max_event_time < at:
-                partition.append_idle_marker(at)
+        self._log.append_idle_markers(topic, at)
         self._unsynced.add(topic)
 
     def sync(self) -> None:
