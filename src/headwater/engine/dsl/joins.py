@@ -8,7 +8,13 @@ from typing import Literal
 
 from pyspark.sql import DataFrame
 
-from headwater.engine.build.placement import place_operator, stream_input, table_input, visible_schema
+from headwater.engine.build.placement import (
+    late_correction,
+    place_operator,
+    stream_input,
+    table_input,
+    visible_schema,
+)
 from headwater.engine.operators.arguments import require_choice
 from headwater.engine.operators.as_of_join import AsOfJoin
 from headwater.engine.operators.enrich import Enrich
@@ -33,7 +39,8 @@ def enrich(
 
     The table is read to its current end before the first event is processed. An event without a row gets nulls, is
     dropped, or is quarantined. With `wait`, it first waits this long for its row, in event time. It is then older than
-    the watermark, so windows and other steps that wait for event time cannot follow in the same pipeline.
+    the watermark, so windows and other steps that wait for event time cannot follow in the same pipeline, unless
+    `late=hw.correct(…)` of the pipeline accepts late events for at least that long.
 
     Args:
         events: The events.
@@ -72,10 +79,11 @@ def enrich(
         how="inner" if missing == "drop" else "left",
         wait=duration(wait) // timedelta(microseconds=1),
         quarantine=missing == "quarantine",
+        correction=late_correction("hw.enrich"),
     )
     description = f"rows of {table.inputs[0]} by {_table_columns(pairs)}"
     # A joined row is never corrected, so one operator serves whether or not rows must be final.
-    return place_operator(lambda final: operator, (left, right), description, "hw.enrich", delay=operator.wait)
+    return place_operator(lambda final: operator, (left, right), description, "hw.enrich", delay=max(0, operator.delay))
 
 
 def join_as_of(
@@ -88,8 +96,9 @@ def join_as_of(
 ) -> DataFrame:
     """Join each event with the row that a table had at the event's time.
 
-    The result does not depend on the order of arrival: an event waits, or is corrected, until the table is complete up
-    to the event's time. So every rerun gives the same rows. docs/joins.md describes the event time of a table.
+    The result does not depend on the order of arrival: until the table is complete up to the event's time, the event
+    waits, or its row is corrected if the join is the last step of a view. So every rerun gives the same rows.
+    docs/joins.md describes the event time of a table.
 
     Args:
         events: The events.
@@ -120,10 +129,18 @@ def join_as_of(
         [(1, 10)]
     """
     left, right = stream_input(events, "hw.join_as_of"), table_input(table, "hw.join_as_of")
-    pairs = _column_pairs(on)
+    pairs, correction = _column_pairs(on), late_correction("hw.join_as_of")
 
     def make(*, final: bool) -> AsOfJoin:
-        return AsOfJoin(visible_schema(left), visible_schema(right), pairs, how=how, final=final, valid_from=valid_from)
+        return AsOfJoin(
+            visible_schema(left),
+            visible_schema(right),
+            pairs,
+            how=how,
+            final=final,
+            valid_from=valid_from,
+            correction=correction if final else 0,
+        )
 
     description = f"versions of {table.inputs[0]} by {_table_columns(pairs)}"
     return place_operator(make, (left, right), description, "hw.join_as_of")
