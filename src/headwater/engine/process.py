@@ -54,6 +54,7 @@ from headwater.errors import (
 from headwater.events import SystemClock
 from headwater.invocation import Invocation
 from headwater.log.storage.disk import Disk
+from headwater.memory import parent_process
 from headwater.pipelines import Graph, PipelineKind, Selection
 from headwater.profiles import Profile, read_profile
 from headwater.store.status import EngineStatus, ReloadReport, WorkProgress, take_out_of_memory, write_engine_status
@@ -68,6 +69,10 @@ _CLEANUP_INTERVAL: Final = 3600.0  # seconds between two removals of side data
 _CATCH_UP_WAIT: Final = 0.2
 """Seconds that an input waits for events before a query is known to have caught up."""
 _POLL_INTERVAL: Final = 0.5  # seconds between checks for failed pipelines and another driver
+_LOCK_INTERVAL: Final = 0.2  # seconds between looks whether a parent has ended, or its engine
+_ORPHAN_GRACE: Final = 2.0  # seconds that running batches get when the parent has ended
+_ORPHAN_TIMEOUT: Final = 60.0  # seconds to wait for the end of an engine whose parent has ended
+_PARENT: Final = os.getppid()
 _print_lock = threading.Lock()
 
 
@@ -138,8 +143,9 @@ def main(argument: str) -> int:
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     ended = _stop_event(requests.put)
     execute = {"check": _dry_run, "replay": _replay}.get(command.work, partial(_run, requests=requests))
-    if command.work != "run":  # nothing but the pipelines of a node is worth stopping gracefully
-        threading.Thread(target=_die_with_parent, args=[ended], name="headwater-end", daemon=True).start()
+    graceful = command.work == "run"  # nothing but the pipelines of a node is worth stopping gracefully
+    end = partial(_die_with_parent, ended, graceful=graceful)
+    threading.Thread(target=end, name="headwater-end", daemon=True).start()
     try:
         execute(command, data, ended)
     except HeadwaterError as error:
@@ -157,7 +163,7 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event, requests: q
     settings = _spark_settings(profile, "batch" if catches_up else "long")
     spark = Spark(data / "engine", settings, Path(command.app), report)
     report.on_first_rows = spark.make_archive
-    with _lock_data_folder(data), _open_context(profile, data, spark, ended) as context:
+    with _lock_data_folder(data, ended), _open_context(profile, data, spark, ended) as context:
         app = command.load_app()
         graph, names = command.resolve(app)
         report.record("loaded the app, opened log and store")
@@ -214,6 +220,7 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
         with contextlib.suppress(LockedError, UnreachableError):  # unknown until the store answers
             engine.context.check_owner()
             engine.take_retries()
+            engine.finish_rebuilds()
         for name, supervisor in engine.supervisors.items():
             if supervisor.error is not None and supervisor not in reported:
                 reported.add(supervisor)
@@ -410,30 +417,57 @@ def _stop_event(request: Callable[[str], None]) -> threading.Event:
     return ended
 
 
-def _die_with_parent(ended: threading.Event) -> None:
-    """Kill this process, and Java with it, when its parent has ended: it would go on to the end of its work."""
+def _die_with_parent(ended: threading.Event, *, graceful: bool) -> None:
+    """Kill this process, and Java with it, when its parent has ended, so that another engine can start.
+
+    Args:
+        ended: The event of the end.
+        graceful: Whether a parent that lives decides when this process ends, and a dead one leaves it two seconds.
+    """
     ended.wait()
+    while graceful and os.getppid() == _PARENT:
+        time.sleep(_LOCK_INTERVAL)
+    if graceful:
+        time.sleep(_ORPHAN_GRACE)
     if os.getpgrp() == os.getpid():  # not that of a test
         os.killpg(0, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def _lock_data_folder(data: Path) -> Iterator[None]:
-    """Lock the data folder for one engine; the kernel releases the lock when the process ends."""
+def _lock_data_folder(data: Path, ended: threading.Event) -> Iterator[None]:
+    """Lock the data folder for one engine; the kernel releases the lock when the process ends.
+
+    Waits for an engine whose parent has ended: it ends, too.
+
+    Raises:
+        LockedError: Another engine runs.
+    """
     (data / "engine").mkdir(parents=True, exist_ok=True)
     # The descriptor is not inherited, so a Java process that outlives the engine does not hold the lock.
     disk = Disk()
     handle = disk.open(data / "engine" / "lock")
+    began, reported = time.monotonic(), False
     try:
-        if not disk.lock(handle, wait=False):
-            pid = disk.read(handle, 0, 32).decode() or "?"
-            what = f"another engine runs the pipelines of {data}"
-            raise LockedError(what, detail=f"process {pid}", fix=f"kill {pid}", pid=pid)
+        while not disk.lock(handle, wait=False):
+            pid, _, parent = disk.read(handle, 0, 32).decode().partition(" ")
+            expired = time.monotonic() - began > _ORPHAN_TIMEOUT
+            if not _is_orphan(pid, parent) or expired or ended.wait(_LOCK_INTERVAL):
+                what = f"another engine runs the pipelines of {data}"
+                raise LockedError(what, detail=f"process {pid or '?'}", fix=f"kill {pid or '?'}", pid=pid or "?")
+            if not reported:
+                reported, message = True, f"the last run was killed; waiting until its engine, process {pid}, has ended"
+                write_engine_status(data, EngineStatus("starting", SystemClock().micros(), message, os.getpid()))
+                _print_message({"waiting": message})
         disk.truncate(handle, 0)
-        disk.write(handle, 0, str(os.getpid()).encode())
+        disk.write(handle, 0, f"{os.getpid()} {_PARENT}".encode())
         yield
     finally:
         disk.close(handle)
+
+
+def _is_orphan(pid: str, parent: str) -> bool:
+    """Whether the parent of an engine has ended; False if that is not known."""
+    return parent.isdigit() and parent_process(int(pid)) != int(parent)
 
 
 if __name__ == "__main__":

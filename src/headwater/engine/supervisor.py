@@ -154,6 +154,7 @@ class PipelineSupervisor:
         rebuild: A request to rebuild the view.
         is_leaf: Whether no other pipeline reads it, so that it can be rebuilt alone.
         slots: The reservations of Spark's task slots, for real-time pipelines.
+        waits_for_upstream: Returns whether a view that it reads is rebuilt.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class PipelineSupervisor:
         *,
         is_leaf: bool,
         slots: TaskSlots,
+        waits_for_upstream: Callable[[], bool] = lambda: False,
     ) -> None:
         self.pipeline = pipeline
         self.error: HeadwaterError | None = None
@@ -177,7 +179,7 @@ class PipelineSupervisor:
         self._resolve_input = resolve_input
         self._context = context
         self._slots = slots
-        self._versions = ViewVersions(context, pipeline.name, self._make_query, rebuild)
+        self._versions = ViewVersions(context, pipeline.name, self._make_query, rebuild, waits_for_upstream)
         self._restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         self._unreachable_since: float | None = None
         self._unreachable_attempts = 0
@@ -271,6 +273,11 @@ class PipelineSupervisor:
         if query is not None:
             query.take_retries(newest)
 
+    def finish_rebuild(self) -> None:
+        """Let readers see the rebuilt view, if it has caught up; a rebuild over no events commits nothing."""
+        if self._query is not None and self._versions.finish_rebuild():
+            self._report_state("running")
+
     def stop(self) -> None:
         """Stop the query and the thread."""
         self._stopping.set()
@@ -308,7 +315,10 @@ class PipelineSupervisor:
         self._query = query
         if self._stopping.is_set():  # `stop` may have looked before the query was set
             query.stop()
-        self._report_state("rebuilding" if self._versions.rebuilding else "running")
+        rebuilding = self._versions.rebuilding
+        self._report_state("rebuilding" if rebuilding else "running")
+        if rebuilding and not self._versions.rebuilding:  # a first commit may have reported that before this thread
+            self._report_state("running")
         query.wait()
         return query.failure
 
@@ -487,8 +497,7 @@ class PipelineSupervisor:
         # Called in a thread of Spark, while the thread of this supervisor waits for the query.
         self._restarts.reset()
         self._unreachable_since = None
-        if self._versions.on_commit():
-            self._report_state("running")
+        self.finish_rebuild()
 
     def _report_state(self, state: PipelineState, detail: str = "", error: HeadwaterError | None = None) -> None:
         pipeline, self.detail = self.pipeline, detail
