@@ -117,7 +117,7 @@ sys.stdin.readline()
 
 
 def start_engine(data: Path, program: str) -> tuple[subprocess.Popen[str], int]:
-    """Start a program that locks the folder itself or by a child; returns it and the id of the process with the lock."""
+    """Start a program that locks the folder, itself or by a child; returns it, and the process with the lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
