@@ -173,6 +173,18 @@ def test_an_unreachable_server_and_a_busy_machine_are_waited_for_without_limit(c
     assert attempts.count == 11
 
 
+def test_a_data_folder_that_is_gone_is_waited_for_and_then_all_goes_on(
+    context: EngineContext, monkeypatch: pytest.MonkeyPatch
+):
+    away = context.data.with_name("away")
+    errors = BadPipelineError("no topic"), BadPipelineError("wrong")  # the first only because the folder is gone
+    attempts = Attempts(*errors, before=lambda number: context.data.rename(away) if number == 1 else None)
+    monkeypatch.setattr(supervisor, "_FOLDER_INTERVAL", 0.001)
+    monkeypatch.setattr(supervisor.logger, "error", lambda *_: away.rename(context.data) if away.exists() else None)
+    assert give_up(attempts, context).what == "wrong"
+    assert attempts.count == 2
+
+
 def test_a_driver_that_was_replaced_ends_and_reports_nothing(context: EngineContext):
     attempts = Attempts(FencedError("a newer epoch"), before=lambda _: context.claim_ownership())
     assert type(give_up(attempts, context)) is FencedError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from headwater.cli.options import Options, local_folder
 from headwater.cli.output import Output
 from headwater.cli.run_display import RunDisplay
-from headwater.cli.run_messages import RunMessage
+from headwater.cli.run_messages import RunMessage, describe_failure
 from headwater.cli.run_status import StatusReader
 from headwater.log.protocol import TimedLog
 from headwater.store.views.store_views import StoreViews
@@ -83,7 +83,7 @@ class AppProcesses:
     ) -> None:
         self._settings = settings
         self._on_reload = on_reload
-        self._on_failed = on_failed
+        self._on_failed = on_failed or (lambda name, error: self.show(describe_failure(name, error)))
         self._output = Output(settings.options)
         self._engine: EngineProcess | None = None
         self._workers: WorkerProcesses | None = None

@@ -341,7 +341,7 @@ def _report_when_running(data: Path, spark: Spark, ended: threading.Event) -> No
 def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch:
         folder = data / "engine" if data.exists() else Path(scratch)  # a plan does not create the data folder
-        spark = Spark(folder, _spark_settings(Profile("embedded"), "short"), Path(command.app))
+        spark = Spark(folder, _spark_settings(Profile("embedded"), "check"), Path(command.app))
         profile = command.load_profile()
         checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
         try:

@@ -47,6 +47,7 @@ from headwater.errors import (
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import PipelineReport
 from headwater.store.commit import PipelineState
+from headwater.store.status import folder_id
 
 __all__ = ["PipelineSupervisor", "Reaction", "choose_reaction"]
 
@@ -60,6 +61,7 @@ _MAX_ENDS: Final = 3
 _MAX_ENGINE_ENDS: Final = 12
 """The same if the engine ended. The cause may be another pipeline, each of whose halvings is an end of the engine."""
 _STOP_TIMEOUT: Final = 60.0  # seconds
+_FOLDER_INTERVAL: Final = 1.0  # seconds between looks whether the data folder is back
 _PERMANENT_ERRORS: Final = (
     UsageError,
     DataError,
@@ -184,6 +186,7 @@ class PipelineSupervisor:
         self._unreachable_since: float | None = None
         self._unreachable_attempts = 0
         self._memory_reason = context.out_of_memory
+        self._folder_id = folder_id(context.data)
         self._stopping = threading.Event()
         # Guards `_state` and `error`, and is notified after they or `_query` change. It is not held during calls to
         # Spark or the store, so threads that wait here never wait for a batch.
@@ -295,7 +298,8 @@ class PipelineSupervisor:
             if self._stopping.is_set():
                 break
             try:
-                delay = self._react(failure)
+                folder_was_gone = self._wait_for_folder()
+                delay = 0.0 if folder_was_gone else self._react(failure)
             except Exception as error:  # release waiters when the thread ends
                 self._give_up(translate_error(error, self.pipeline))
                 return
@@ -346,6 +350,17 @@ class PipelineSupervisor:
         if self.pipeline.realtime:
             return RealtimeQuery(*arguments, self._slots, lambda text: self._report_state("starting", text))
         return Query(*arguments, self._on_commit, bounds)
+
+    def _wait_for_folder(self) -> bool:
+        """Wait while the data folder is gone, and create nothing in its place; returns whether it was gone."""
+        if folder_id(self._context.data) == self._folder_id:
+            return False
+        logger.error("%s waits: the data folder %s is gone", self.pipeline, self._context.data)
+        with self._state_changed:
+            self._query, self._state = None, "starting"
+        while not self._stopping.wait(_FOLDER_INTERVAL) and folder_id(self._context.data) != self._folder_id:
+            pass
+        return True
 
     def _react(self, failure: BaseException | None) -> float | None:
         """Carry out the reaction to a failure.

@@ -97,13 +97,16 @@ JAVA_OPTIONS: Final = (
     # the heap of the demo went from 240 to 500 MB within a minute of each collection.
     "-XX:GCTimeRatio=4",
     "-XX:MaxMetaspaceSize=1g",  # bounds a leak of classes; a hundred pipelines need less
+    # Java collects all garbage whenever its classes exceed a limit that begins at 21 MB; Spark's take 100 MB at once.
+    "-XX:MetaspaceSize=192m",
     "-XX:ReservedCodeCacheSize=128m",
     # RocksDB and compilers allocate through malloc, which keeps freed memory. In milliseconds; unknown to Java 17.0.8
     # and older.
     "-XX:TrimNativeHeapInterval=60000",
 )
 
-Lifetime = Literal["long", "batch", "short"]
+Lifetime = Literal["long", "batch", "short", "check"]
+_LEAST_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LIFETIME_OPTIONS: Final[dict[Lifetime, tuple[str, ...]]] = {
     "long": (),
     # Java's second compiler takes a quarter of the CPU time of a start. So it compiles only methods that are called ten
@@ -114,7 +117,14 @@ LIFETIME_OPTIONS: Final[dict[Lifetime, tuple[str, ...]]] = {
         "-XX:Tier4CompileThreshold=150000",
         "-XX:Tier4BackEdgeThreshold=400000",
     ),
-    "short": ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+    "short": _LEAST_WORK,
+    # Room for all objects of a check, so that none are collected.
+    "check": (*_LEAST_WORK, "-Xmn256m"),
+}
+CHECK_CONF: Final[dict[str, str]] = {
+    # A check runs each query on no events. One task is enough, and is not worth compiling.
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
 }
 
 _MIN_DIRECT_MEMORY: Final = 256 << 20  # bytes
@@ -132,7 +142,7 @@ class SparkSettings:
         state_memory: The limit of the caches of all state stores in a process, in megabytes. Pinned blocks may exceed
             it for a moment.
         lifetime: How long Spark runs: a "long" run is worth much work of Java's compilers and collectors, a "batch" of
-            work less, and a "short" run, such as a check or a test, the least.
+            work less, a "short" run, such as a test, the least, and a "check" runs on no events.
         master: The address of Spark's master; tasks run on this machine, if omitted.
         python: The Python of the workers, or an archive with one; that of this process, if omitted.
         by_url: Whether checkpoints are at a URL rather than in a folder.
@@ -174,6 +184,7 @@ class SparkSettings:
             "spark.sql.shuffle.partitions": str(self.cores),
             "spark.executor.pyspark.memory": "2g",  # the limit of one Python worker
             f"{_STATE}rocksdb.maxMemoryUsageMB": str(self.state_memory),
+            **(CHECK_CONF if self.lifetime == "check" else {}),
         }
 
     def java_options(self) -> list[str]:
@@ -274,7 +285,7 @@ class Spark:
         """Returns the options of Java that use the class archive, or that record the classes for one."""
         java, jars = find_java(), spark_jars()
         options = archive_options(java, jars)
-        if options or self._settings.lifetime == "short" or CLASS_ARCHIVE.read() == "off":
+        if options or self._settings.lifetime in ("short", "check") or CLASS_ARCHIVE.read() == "off":
             return options
         self._recording = ClassRecording.begin(java, jars)
         return self._recording.options if self._recording else []
