@@ -27,7 +27,7 @@ from headwater.engine.process import (
 from headwater.engine.spark.session import Spark
 from headwater.errors import BadAppError, BadSettingError, LockedError
 from headwater.profiles import Address, Profile
-from headwater.store.status import record_out_of_memory, take_out_of_memory
+from headwater.store.status import EXIT_OUT_OF_MEMORY, record_out_of_memory, take_out_of_memory
 
 CLUSTER = Address("spark://m:7077", "spark")
 _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -65,7 +65,9 @@ def test_an_archive_is_unpacked_on_the_workers():
 def test_a_plan_without_a_data_folder_logs_to_a_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folders = []
     monkeypatch.setattr(
-        process, "Spark", lambda folder, *_: folders.append(folder) or SimpleNamespace(stop=lambda: None)
+        process,
+        "Spark",
+        lambda folder, *_: folders.append(folder) or SimpleNamespace(launch=lambda: None, stop=lambda: None),
     )
     data = tmp_path / "data"
     with pytest.raises(BadAppError):
@@ -148,3 +150,24 @@ def test_a_run_after_a_killed_one_waits_until_its_engine_has_ended(tmp_path: Pat
     with node, _lock_data_folder(tmp_path, threading.Event()):
         pass
     assert [str(engine) in message["waiting"] for message in said] == [True]
+
+
+KILLED_JAVA = """
+import os, signal, sys
+from pathlib import Path
+from headwater.engine.spark.session import Spark, SparkSettings
+spark = Spark(Path(sys.argv[1]) / "engine", SparkSettings(lifetime="check"))
+spark.launch()
+os.kill(spark._launched.result().process.pid, signal.SIGKILL)
+spark.watch(60.0, lambda error: print(error.what, flush=True))
+"""
+
+
+@pytest.mark.spark
+def test_an_engine_whose_java_is_killed_while_spark_starts_ends_with_the_reason(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_JAVA, str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    reason = "Java was killed, as the kernel does when memory is short"
+    assert (done.returncode, done.stdout) == (EXIT_OUT_OF_MEMORY, f"{reason}\n")
+    assert take_out_of_memory(tmp_path) == reason

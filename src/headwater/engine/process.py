@@ -150,7 +150,7 @@ def main(argument: str) -> int:
         execute(command, data, ended)
     except HeadwaterError as error:
         command.invocation.complete_error(error)
-        _print_message({"error": error.problem()})
+        _print_error(error)
         return error.exit_code
     return 0
 
@@ -163,7 +163,7 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event, requests: q
     settings = _spark_settings(profile, "batch" if catches_up else "long")
     spark = Spark(data / "engine", settings, Path(command.app), report)
     report.on_first_rows = spark.make_archive
-    with _lock_data_folder(data, ended), _open_context(profile, data, spark, ended) as context:
+    with _lock_data_folder(data, ended), _launch(spark), _open_context(profile, data, spark, ended) as context:
         app = command.load_app()
         graph, names = command.resolve(app)
         report.record("loaded the app, opened log and store")
@@ -199,7 +199,16 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event, requests: q
             if reloader is not None:
                 reloader.stop()
             engine.stop()
-            spark.stop()
+
+
+@contextlib.contextmanager
+def _launch(spark: Spark) -> Iterator[None]:
+    """Start Java beside what else a start needs; stop it after the block."""
+    spark.launch()
+    try:
+        yield
+    finally:
+        spark.stop()
 
 
 def _watch(engine: Engine, ended: threading.Event) -> None:
@@ -328,7 +337,7 @@ def _report_when_running(data: Path, spark: Spark, ended: threading.Event) -> No
 
     def wait() -> None:
         try:
-            spark.watch(JAVA_PATIENCE.number())
+            spark.watch(JAVA_PATIENCE.number(), _print_error)
         except HeadwaterError as error:
             write_engine_status(data, EngineStatus("failed", SystemClock().micros(), error.what, os.getpid()))
             return
@@ -338,41 +347,53 @@ def _report_when_running(data: Path, spark: Spark, ended: threading.Event) -> No
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 
 
+def _watch_java(spark: Spark) -> None:
+    """Start Spark, and end this process with a clear error if its Java ends."""
+
+    def watch() -> None:
+        with contextlib.suppress(HeadwaterError):  # the work itself meets the same error
+            spark.watch(JAVA_PATIENCE.number(), _print_error, runs_batches=False)
+
+    threading.Thread(target=watch, name="headwater-spark", daemon=True).start()
+
+
 def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch:
         folder = data / "engine" if data.exists() else Path(scratch)  # a plan does not create the data folder
         spark = Spark(folder, _spark_settings(Profile("embedded"), "check"), Path(command.app))
         profile = command.load_profile()
         checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
-        try:
+        with _launch(spark):
             graph, names = command.resolve(command.load_app())
+            _watch_java(spark)
             log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
             for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url, names, command.invocation):
                 _print_message({"checked": checked})
-        finally:
-            spark.stop()
 
 
 def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> None:
     profile = command.load_profile()
     spark = Spark(data / "engine", _spark_settings(profile, "batch"), Path(command.app))
-    graph, names = command.resolve(command.load_app())
-    try:
-        with (
-            _open_context(profile, data, spark, ended) as context,
-            tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
-        ):
-            for pipeline in graph.pipelines:
-                if pipeline.kind is PipelineKind.FILES or pipeline.realtime:
-                    continue  # they cannot be compared: rows of files are not read back, real-time mode has no ledger
-                if pipeline.name in names:
-                    folder = Path(scratch, pipeline.name)
-                    result = replay(
-                        spark.session, graph, pipeline, context, folder, command.rows or 100_000, _print_progress
-                    )
-                    _print_message({"replayed": result})
-    finally:
-        spark.stop()
+    with (
+        _launch(spark),
+        _open_context(profile, data, spark, ended) as context,
+        tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
+    ):
+        graph, names = command.resolve(command.load_app())
+        _watch_java(spark)
+        for pipeline in graph.pipelines:
+            if pipeline.kind is PipelineKind.FILES or pipeline.realtime:
+                continue  # they cannot be compared: rows of files are not read back, real-time mode has no ledger
+            if pipeline.name in names:
+                folder = Path(scratch, pipeline.name)
+                result = replay(
+                    spark.session, graph, pipeline, context, folder, command.rows or 100_000, _print_progress
+                )
+                _print_message({"replayed": result})
+
+
+def _print_error(error: HeadwaterError) -> None:
+    _print_message({"error": error.problem()})
 
 
 def _print_progress(progress: WorkProgress) -> None:

@@ -34,6 +34,7 @@ from headwater.errors import (
     DamagedError,
     DataError,
     DataGoneError,
+    DiskFullError,
     FencedError,
     HeadwaterError,
     LedgerMismatchError,
@@ -73,16 +74,13 @@ _PERMANENT_ERRORS: Final = (
     MissingPackageError,
 )
 """Errors that every further attempt would meet again."""
-_WORKER_START_TIMEOUT: Final = "failed to connect back"
-"""Spark gives a Python process ten seconds to start. A busy machine exceeds that."""
-_NO_TASK_SLOT: Final = "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"
-"""All tasks of a real-time query start at once. The query waits while others occupy the slots."""
 _STATE_LOST: Final = re.compile(
     rf"{STATE_LOST}|state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
 )
 """Messages of Spark and of the stateful stage when the state of a query is missing or damaged."""
 
 
+_DISK_FULL: Final = re.compile(r"No space left on device|database or disk is full|\bDISK_FULL: ")
 _BAD_ROW: Final = re.compile(r"^headwater\.errors\.BadRowError: BAD_ROW: (.*)$", re.MULTILINE)
 
 
@@ -95,6 +93,8 @@ class Reaction(Enum):
     """Stop for good: every further attempt would fail in the same way."""
     WAIT_FOR_SERVER = auto()
     """Try again without limit: a broker or database is unreachable."""
+    WAIT_FOR_SPACE = auto()
+    """Try again without limit: the disk is full."""
     WAIT_FOR_CPU = auto()
     """Try again without limit: Spark could not start a Python process in time."""
     WAIT_FOR_SLOTS = auto()
@@ -107,6 +107,14 @@ class Reaction(Enum):
     """Quarantine the events that cause the error; if there are none, retry a limited number of times."""
 
 
+_WAITS: Final = {
+    _DISK_FULL: Reaction.WAIT_FOR_SPACE,
+    # Spark gives a Python process ten seconds to start. A busy machine exceeds that.
+    re.compile("failed to connect back"): Reaction.WAIT_FOR_CPU,
+    # All tasks of a real-time query start at once. The query waits while others occupy the slots.
+    re.compile("CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"): Reaction.WAIT_FOR_SLOTS,
+}
+"""Messages after which a further attempt helps, with the reaction."""
 _BUSY_TEXT: Final = {
     Reaction.WAIT_FOR_CPU: "Spark starts slowly on a busy machine",
     Reaction.WAIT_FOR_SLOTS: "other queries occupy Spark's task slots",
@@ -136,12 +144,11 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
     # A message can name lost state as well, as the consequence of a server or process that did not answer.
     if isinstance(source_error(failure) or failure, UnreachableError):
         return Reaction.WAIT_FOR_SERVER
-    if _WORKER_START_TIMEOUT in text:
-        return Reaction.WAIT_FOR_CPU
+    for words, reaction in _WAITS.items():
+        if words.search(text):
+            return reaction
     if isinstance(failure, MemoryError) or is_out_of_memory(text):
         return Reaction.DIVIDE
-    if _NO_TASK_SLOT in text:
-        return Reaction.WAIT_FOR_SLOTS
     return Reaction.REBUILD if state_lost else Reaction.RETRY
 
 
@@ -384,8 +391,9 @@ class PipelineSupervisor:
         elif reaction in _BUSY_TEXT:
             delay = _BUSY_DELAY
             self._report_state("waiting", f"{_BUSY_TEXT[reaction]}; next try in {delay:g} s")
-        elif reaction is Reaction.WAIT_FOR_SERVER:
-            delay = self._wait_for_server(source_error(failure) or translate_error(failure, self.pipeline))
+        elif reaction in (Reaction.WAIT_FOR_SERVER, Reaction.WAIT_FOR_SPACE):
+            error = _find_disk_full(failure) or source_error(failure) or translate_error(failure, self.pipeline)
+            delay = self._wait_without_limit(error)
         elif reaction is Reaction.REBUILD:
             why = "it has missed deletions" if _misses_deletions(failure) else "its state is damaged"
             self._report_state("waiting", f"{why}; it is rebuilt from the log")
@@ -430,8 +438,8 @@ class PipelineSupervisor:
         self._report_state("waiting", text)
         return 0.0
 
-    def _wait_for_server(self, error: HeadwaterError) -> float:
-        """Report that a broker or database is unreachable; returns the delay, which doubles up to a limit."""
+    def _wait_without_limit(self, error: HeadwaterError) -> float:
+        """Report what cannot be reached or written; returns the delay, which doubles up to a limit."""
         now = self._context.clock.monotonic()
         if self._unreachable_since is None:
             self._unreachable_since, self._unreachable_attempts = now, 0
@@ -536,8 +544,8 @@ class PipelineSupervisor:
             self._context.store.report(report)
         except FencedError:  # the newer driver reports
             pass
-        except UnreachableError as unreachable:  # a lost report must not stop the pipeline
-            logger.warning("%s: the store does not show that it is %s: %s", pipeline, state, unreachable.what)
+        except (UnreachableError, DiskFullError) as lost:  # a lost report must not stop the pipeline
+            logger.warning("%s: the store does not show that it is %s: %s", pipeline, state, lost.what)
         with self._state_changed:
             self._state = state
             self._state_changed.notify_all()
@@ -567,6 +575,13 @@ def find_bad_row(failure: BaseException) -> BadRowError | None:
         return failure
     found = _BAD_ROW.search(_message(failure))
     return None if found is None else BadRowError(found[1])
+
+
+def _find_disk_full(failure: BaseException) -> DiskFullError | None:
+    """Returns the error about a full disk; that of Spark and its processes is known by its text."""
+    if isinstance(failure, DiskFullError):
+        return failure
+    return DiskFullError("no space left on the disk") if _DISK_FULL.search(_message(failure)) else None
 
 
 def _misses_deletions(failure: BaseException) -> bool:
