@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["child_processes", "count_memory_kills", "process_memory"]
+__all__ = ["child_processes", "count_memory_kills", "parent_process", "process_memory"]
 
 _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
@@ -43,17 +43,31 @@ def child_processes(root: int) -> set[int]:
     """
     children: defaultdict[int, set[int]] = defaultdict(set)
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name in brackets may contain spaces; the parent is the second field after it.
-            children[int(path.read_text().rpartition(")")[2].split()[1])].add(int(path.parent.name))
-        except OSError:  # it has ended
-            continue
+        pid = int(path.parent.name)
+        parent = parent_process(pid)
+        if parent is not None:
+            children[parent].add(pid)
     found: set[int] = set()
     new = set(children[root])
     while new:
         found |= new
         new = {child for pid in new for child in children[pid]} - found
     return found
+
+
+def parent_process(pid: int) -> int | None:
+    """Returns the id of the parent of a process; None if the process has ended.
+
+    Example:
+        >>> import os
+        >>> parent_process(os.getpid()) == os.getppid()
+        True
+    """
+    try:
+        # The name in brackets may contain spaces; the parent is the second field after it.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def count_memory_kills() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +24,13 @@ import headwater as hw
 app = hw.App("shop")
 orders = app.topic("orders", "order_id int, customer_id int, amount int", key="customer_id", partitions=3)
 products = app.table("products", "product_id int, name string", key="product_id")
+"""
+
+CAPTURE = """
+import headwater as hw
+
+app = hw.App("shop")
+app.table("products", hw.capture("{url}", table="products"))
 """
 
 
@@ -181,6 +189,17 @@ def test_a_killed_node_differs_from_one_that_never_ran(environment, tmp_path, ca
     done = call("status", "--json")
     assert done.code == 3
     assert done.rows[0]["node"]["state"] == "died"
+
+
+def test_a_killed_node_is_forgotten_after_a_run_that_ends_well(environment, tmp_path, call):
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        shop.execute("create table products (product_id integer primary key, name text)")
+    (tmp_path / "app.py").write_text(CAPTURE.format(url=f"sqlite:///{tmp_path}/shop.db"))
+    with started(environment, tmp_path) as (process, _):
+        process.kill()
+    assert call("run", str(tmp_path / "app.py"), "--until-current").code == 0
+    done = call("status", "--json")
+    assert (done.code, done.rows[0]["node"]["state"]) == (0, "none")
 
 
 def test_run_prints_at_most_six_lines(environment, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,7 +158,11 @@ def context(tmp_path: Path) -> Iterator[EngineContext]:
 
 
 def versions(
-    context: EngineContext, now: QueryManifest, rebuild: Rebuild | None = None, made: list[Any] | None = None
+    context: EngineContext,
+    now: QueryManifest,
+    rebuild: Rebuild | None = None,
+    made: list[Any] | None = None,
+    upstream_rebuilds: Callable[[], bool] = lambda: False,
 ) -> ViewVersions:
     """The versions of a view with this definition; `made` gets version and starts of the queries that are created."""
 
@@ -171,9 +175,10 @@ def versions(
             manifest=lambda: now,
             built=built(pipeline(), orders(), stateful=("a",)),
             pipeline=pipeline(),
+            starts=bounds.starts if bounds else {"orders": {0: 0}},
         )
 
-    return ViewVersions(context, "big", make_query, rebuild)
+    return ViewVersions(context, "big", make_query, rebuild, upstream_rebuilds)
 
 
 def leave_unfinished(context: EngineContext, version: int, definition: QueryManifest) -> None:
@@ -294,16 +299,45 @@ def test_a_rebuild_becomes_current_when_it_has_read_what_was_there(context: Engi
     found = versions(context, manifest(), Rebuild(), made)
     found.next_query()
     assert made == [(1, None), (2, {"orders": {0: 0}})]
-    assert (found.version, found.rebuilding, found.on_commit()) == (2, True, False)
+    assert (found.version, found.rebuilding, found.finish_rebuild()) == (2, True, False)
     table = ViewTable("big", 2, ROWS, ("id",))
     context.store.create(table)
     epoch = context.store.open_epoch("big@2")
     for batch, (end, caught_up) in enumerate([(0, False), (1, True)]):
         entry = LedgerEntry("big@2", batch, epoch, (InputRange("orders", {0: 0}, {0: end}),), None, committed_at=0)
         context.store.commit(Commit(entry, table, ROWS.empty_table()))
-        assert found.on_commit() is caught_up
+        assert found.finish_rebuild() is caught_up
     assert not found.rebuilding
     assert context.store.current_table("big").version == 2
+
+
+def test_a_rebuild_over_an_empty_log_becomes_current_without_a_commit(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    found = versions(context, manifest(), Rebuild(since=1))  # after the only idle marker
+    found.next_query()
+    context.store.create(ViewTable("big", 2, ROWS, ("id",)))
+    assert found.rebuilding
+    assert found.finish_rebuild()
+    assert (found.rebuilding, context.store.current_table("big").version) == (False, 2)
+
+
+def test_a_rebuild_waits_for_that_of_the_view_that_it_reads_and_then_for_its_rows(context: EngineContext):
+    context.query_directory("big", 1).prepare(manifest(), 1)
+    context.store.create(ViewTable("big", 1, ROWS, ("id",)))
+    upstream = [True]
+    found = versions(context, manifest(), Rebuild(since=1), upstream_rebuilds=lambda: upstream[0])
+    found.next_query()
+    table = ViewTable("big", 2, ROWS, ("id",))
+    context.store.create(table)
+    assert not found.finish_rebuild()  # it has read all that there is so far
+    context.log.open_topic("orders").partitions[0].append_idle_marker(2)
+    upstream[0] = False
+    assert not found.finish_rebuild()
+    epoch = context.store.open_epoch("big@2")
+    entry = LedgerEntry("big@2", 0, epoch, (InputRange("orders", {0: 1}, {0: 2}),), None, committed_at=0)
+    context.store.commit(Commit(entry, table, ROWS.empty_table()))
+    assert found.finish_rebuild()
 
 
 def read_topics(context: EngineContext) -> set[str]:
@@ -324,7 +358,7 @@ def test_the_offsets_on_changes_of_before_go_when_the_rebuild_is_current(context
     assert read_topics(context) == {"orders", "old.changes"}  # the old version may have to continue
     entry = LedgerEntry("big@2", 0, epoch, (InputRange("orders", {0: 0}, {0: 1}),), None, committed_at=0)
     context.store.commit(Commit(entry, table, ROWS.empty_table()))
-    assert found.on_commit()
+    assert found.finish_rebuild()
     assert read_topics(context) == {"orders"}
     assert len(context.log.groups.states()) == 3
 

@@ -28,6 +28,7 @@ from headwater.errors import (
     BatchTooLargeError,
     DamagedError,
     DataGoneError,
+    DiskFullError,
     EngineFailedError,
     FencedError,
     HeadwaterError,
@@ -61,6 +62,8 @@ LOST_IN_SPARK = "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_CHECKPOINT] an error"
         (BadCredentialsError("who?"), Reaction.GIVE_UP),
         (UnreachableError("no database"), Reaction.WAIT_FOR_SERVER),
         (RuntimeError(UNREACHABLE_IN_SOURCE), Reaction.WAIT_FOR_SERVER),
+        (DiskFullError("no space left on the disk"), Reaction.WAIT_FOR_SPACE),
+        (RuntimeError("java.io.IOException: No space left on device"), Reaction.WAIT_FOR_SPACE),
         (RuntimeError("Python worker failed to connect back"), Reaction.WAIT_FOR_CPU),
         (RuntimeError("[CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT] 2 of 3"), Reaction.WAIT_FOR_SLOTS),
         (RuntimeError("org.apache.spark.SparkException: java.lang.OutOfMemoryError: Java heap space"), Reaction.DIVIDE),
@@ -166,11 +169,35 @@ def test_an_error_that_would_come_again_ends_the_pipeline_at_once(context: Engin
     assert attempts.count == 1
 
 
-def test_an_unreachable_server_and_a_busy_machine_are_waited_for_without_limit(context: EngineContext):
+def test_an_unreachable_server_a_full_disk_and_a_busy_machine_are_waited_for_without_limit(context: EngineContext):
     patience = [UnreachableError("no broker")] * 5 + [RuntimeError("failed to connect back")] * 5
+    patience += [DiskFullError("no space left")] * 5
     attempts = Attempts(*patience, BadPipelineError("wrong"))
     give_up(attempts, context)
-    assert attempts.count == 11
+    assert attempts.count == 16
+
+
+def test_a_report_that_finds_no_space_does_not_stop_the_pipeline(
+    context: EngineContext, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(_: object) -> None:
+        raise DiskFullError("no space left for the store")
+
+    monkeypatch.setattr(context.store, "report", refuse)
+    attempts = Attempts(DiskFullError("no space left"), BadPipelineError("wrong"))
+    assert give_up(attempts, context).what == "wrong"
+
+
+def test_a_data_folder_that_is_gone_is_waited_for_and_then_all_goes_on(
+    context: EngineContext, monkeypatch: pytest.MonkeyPatch
+):
+    away = context.data.with_name("away")
+    errors = BadPipelineError("no topic"), BadPipelineError("wrong")  # the first only because the folder is gone
+    attempts = Attempts(*errors, before=lambda number: context.data.rename(away) if number == 1 else None)
+    monkeypatch.setattr(supervisor, "_FOLDER_INTERVAL", 0.001)
+    monkeypatch.setattr(supervisor.logger, "error", lambda *_: away.rename(context.data) if away.exists() else None)
+    assert give_up(attempts, context).what == "wrong"
+    assert attempts.count == 2
 
 
 def test_a_driver_that_was_replaced_ends_and_reports_nothing(context: EngineContext):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from headwater.cli.options import Options, local_folder
 from headwater.cli.output import Output
 from headwater.cli.run_display import RunDisplay
-from headwater.cli.run_messages import RunMessage
+from headwater.cli.run_messages import RunMessage, describe_failure
 from headwater.cli.run_status import StatusReader
 from headwater.log.protocol import TimedLog
 from headwater.store.views.store_views import StoreViews
@@ -83,7 +83,7 @@ class AppProcesses:
     ) -> None:
         self._settings = settings
         self._on_reload = on_reload
-        self._on_failed = on_failed
+        self._on_failed = on_failed or (lambda name, error: self.show(describe_failure(name, error)))
         self._output = Output(settings.options)
         self._engine: EngineProcess | None = None
         self._workers: WorkerProcesses | None = None
@@ -110,9 +110,11 @@ class AppProcesses:
         with self._lock:
             if self._stopped:
                 return
-            self._start_display(app, open_views, url)
+            display = self._make_display(app, open_views, url)
             if app.pipelines:
                 self._start_engine(self._settings.rebuild)
+            if display is not None:  # after the engine has replaced the status that an earlier run has left
+                display.start()
             self._start_workers(app)
             self._start_captures(app)
 
@@ -127,8 +129,10 @@ class AppProcesses:
         with self._lock:
             if self._stopped:
                 return False
-            self._start_display(app, open_views, url)
+            display = self._make_display(app, open_views, url)
             reported = self._reload_engine(app)
+            if display is not None:
+                display.start()
             workers, self._workers = self._workers, None
             captures = None
             if self._find_captures(app) != self._captured:
@@ -165,15 +169,16 @@ class AppProcesses:
             for line in message.text.splitlines():
                 self._output.note(line)
 
-    def _start_display(self, app: App, open_views: Callable[[], OpenViews], url: str) -> None:
-        """Show the pipelines of the app: from now on, or in place of those before."""
+    def _make_display(self, app: App, open_views: Callable[[], OpenViews], url: str) -> RunDisplay | None:
+        """Returns the display of the pipelines, if it is new; one that is shown goes on with those of this app."""
         names = self._settings.selection.names(app.resolve())
         if self._reader is not None:
             self._reader.names = names
         elif app.pipelines:
             self._reader = StatusReader(open_views, self._settings.folder, names)
             self._display = RunDisplay(self._output, self._reader, app.name, url)
-            self._display.start()
+            return self._display
+        return None
 
     def _start_engine(self, rebuild: tuple[str, ...]) -> None:
         from headwater.runner import EngineListener, EngineProcess

@@ -202,9 +202,9 @@ def describe_reload(report: ReloadReport, file: str, rebuild: str) -> RunMessage
     return RunMessage("reloaded", "\n".join(lines), msgspec.to_builtins(report))
 
 
-def describe_failure(name: str, error: HeadwaterError, rebuild: str) -> RunMessage:
-    """Returns the message about a pipeline that was given up; `rebuild` as in `describe_reload`."""
-    if isinstance(error, StateChangedError) and error.fix and "--rebuild" in error.fix:
+def describe_failure(name: str, error: HeadwaterError, rebuild: str = "") -> RunMessage:
+    """Returns the message about a pipeline that was given up; `rebuild` as in `describe_reload`, if there is a way."""
+    if rebuild and isinstance(error, StateChangedError) and error.fix and "--rebuild" in error.fix:
         error.fix = rebuild.format(name)
     return RunMessage("failed", f"{name} has failed\n{error.render()}", {"pipeline": name, "problem": error.problem()})
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from headwater.errors import HeadwaterError, UnreachableError
 from headwater.log.protocol import TimedLog
-from headwater.store.status import read_engine_status
+from headwater.store.status import engine_is_running, folder_id, read_engine_status
 from headwater.store.views.lag import lags_of
 from headwater.store.views.store_views import StoreViews
 
@@ -95,17 +95,19 @@ class StatusReader:
         self._open_views = open_views
         self._opened: tuple[TimedLog, StoreViews] | None = None
         self._folder = folder
+        self._folder_id = folder_id(folder)
         self.names = names
         """The pipelines that run; those of an edited app replace them."""
 
     def read(self) -> RunStatus:
         """Returns the present status."""
         starting = tuple(map(PipelineStatus, self.names))
-        if not self._folder.exists():
-            return RunStatus("running", pipelines=starting, broken=f"the data folder {self._folder} is gone")
+        if folder_id(self._folder) != self._folder_id:
+            broken = f"the data folder {self._folder} is gone; put it back, or stop the app"
+            return RunStatus("running", pipelines=starting, broken=broken)
         engine = read_engine_status(self._folder)
-        if engine is None:
-            return RunStatus("starting", pipelines=starting)
+        if engine is None or (engine.state == "running" and not engine_is_running(self._folder)):
+            return RunStatus("starting", pipelines=starting)  # a killed engine left that it runs
         if engine.state == "failed":
             return RunStatus("running", pipelines=starting, broken=engine.detail)
         if engine.state != "running":  # the reports of the pipelines are those of the engine before

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -144,17 +145,30 @@ class ViewVersions:
         name: The name of the pipeline.
         make_query: Creates the query of a version.
         rebuild: A request to rebuild the view.
+        waits_for_upstream: Returns whether a view that it reads is rebuilt, too: its end is not known yet.
     """
 
-    def __init__(self, context: EngineContext, name: str, make_query: QueryFactory, rebuild: Rebuild | None) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        name: str,
+        make_query: QueryFactory,
+        rebuild: Rebuild | None,
+        waits_for_upstream: Callable[[], bool] = lambda: False,
+    ) -> None:
         current = context.store.current_table(name)
         self.version = current.version if current else 1
         self.rebuild = rebuild
         self._context = context
         self._name = name
         self._make_query = make_query
+        self._waits_for_upstream = waits_for_upstream
+        self._read_upstream = False  # whether a view that it reads was rebuilt at the last look
+        self._finishing = threading.Lock()
         self._target: dict[str, dict[int, int]] | None = None
         """End offsets by topic and partition at which a rebuild replaces the current version."""
+        self._starts: dict[str, Mapping[int, int]] = {}
+        """The offsets at which a rebuild begins, by topic and partition."""
 
     @property
     def rebuilding(self) -> bool:
@@ -204,10 +218,8 @@ class ViewVersions:
         inputs = query.built.inputs
         query = resumed or self._make_query(number, OffsetBounds(self._find_starts(inputs)))
         self.version = number
-        self._target = {
-            topic: {end.partition: end.end for end in self._context.log.ends(topic)}
-            for topic in (input_.topic.name for input_ in inputs)
-        }
+        self._starts = {input_.topic.name: query.starts[input_.name] for input_ in inputs}
+        self._target = self._ends(self._starts)
         return query
 
     def _resume(self, version: int) -> Query | None:
@@ -226,18 +238,37 @@ class ViewVersions:
             for input_ in inputs
         }
 
-    def on_commit(self) -> bool:
-        """Make the new version current if it has caught up; returns whether it did so with this commit."""
-        entry = self._context.store.last_entry(f"{self._name}@{self.version}") if self._target else None
-        if self._target is None or entry is None:
-            return False
-        for read in entry.inputs:
-            if any(read.end.get(partition, 0) < end for partition, end in self._target[read.topic].items()):
+    def finish_rebuild(self) -> bool:
+        """Make the new version current if it has caught up; returns whether this call did so.
+
+        Call it after each commit, and now and then: without events there is no commit.
+        """
+        with self._finishing:
+            if self._target is None:
                 return False
-        self._context.store.make_current(self._name, self.version)
-        self._delete_other_offsets(self._target)
-        self._target = self.rebuild = None
-        return True
+            if self._waits_for_upstream():
+                self._read_upstream = True
+                return False
+            if self._read_upstream:
+                self._target, self._read_upstream = self._ends(self._target), False
+            if not self._has_read(self._target):
+                return False
+            self._context.store.make_current(self._name, self.version)
+            self._delete_other_offsets(self._target)
+            self._target = self.rebuild = None
+            return True
+
+    def _ends(self, topics: Iterable[str]) -> dict[str, dict[int, int]]:
+        return {topic: {end.partition: end.end for end in self._context.log.ends(topic)} for topic in topics}
+
+    def _has_read(self, target: Mapping[str, Mapping[int, int]]) -> bool:
+        entry = self._context.store.last_entry(f"{self._name}@{self.version}")
+        ends = {read.topic: read.end for read in entry.inputs} if entry else {}
+        return all(
+            ends.get(topic, self._starts[topic]).get(partition, 0) >= end
+            for topic, partitions in target.items()
+            for partition, end in partitions.items()
+        )
 
     def _delete_other_offsets(self, topics: Collection[str]) -> None:
         """Delete the offsets on topics that only versions before the current one have read."""

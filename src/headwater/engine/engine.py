@@ -71,6 +71,11 @@ class Engine:
             rebuild,
             is_leaf=not list(self._graph.downstream(pipeline.name)),
             slots=self._slots,
+            waits_for_upstream=lambda: any(
+                self.supervisors[name].rebuilding
+                for name in self._graph.upstream(pipeline.name)
+                if name in self.supervisors
+            ),
         )
 
     def adopt(self, graph: Graph, names: Collection[str]) -> list[str]:
@@ -162,6 +167,7 @@ class Engine:
             for input_ in supervisor.wait_until_running().built.inputs:
                 self.context.log.await_event_time(input_.topic.name)
             supervisor.catch_up()
+            supervisor.finish_rebuild()
         except BaseException as error:
             future.set_exception(error)
         else:
@@ -172,6 +178,11 @@ class Engine:
         newest = self.context.store.newest_retries()
         for supervisor in self.supervisors.values():
             supervisor.take_retries(newest)
+
+    def finish_rebuilds(self) -> None:
+        """Let readers see the rebuilt views that have caught up."""
+        for supervisor in self.supervisors.values():
+            supervisor.finish_rebuild()
 
     def remove_expired(self) -> None:
         """Remove what missing pipelines have left, and side data whose retention is over."""

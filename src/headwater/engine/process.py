@@ -54,6 +54,7 @@ from headwater.errors import (
 from headwater.events import SystemClock
 from headwater.invocation import Invocation
 from headwater.log.storage.disk import Disk
+from headwater.memory import parent_process
 from headwater.pipelines import Graph, PipelineKind, Selection
 from headwater.profiles import Profile, read_profile
 from headwater.store.status import EngineStatus, ReloadReport, WorkProgress, take_out_of_memory, write_engine_status
@@ -68,6 +69,10 @@ _CLEANUP_INTERVAL: Final = 3600.0  # seconds between two removals of side data
 _CATCH_UP_WAIT: Final = 0.2
 """Seconds that an input waits for events before a query is known to have caught up."""
 _POLL_INTERVAL: Final = 0.5  # seconds between checks for failed pipelines and another driver
+_LOCK_INTERVAL: Final = 0.2  # seconds between looks whether a parent has ended, or its engine
+_ORPHAN_GRACE: Final = 2.0  # seconds that running batches get when the parent has ended
+_ORPHAN_TIMEOUT: Final = 60.0  # seconds to wait for the end of an engine whose parent has ended
+_PARENT: Final = os.getppid()
 _print_lock = threading.Lock()
 
 
@@ -138,13 +143,14 @@ def main(argument: str) -> int:
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     ended = _stop_event(requests.put)
     execute = {"check": _dry_run, "replay": _replay}.get(command.work, partial(_run, requests=requests))
-    if command.work != "run":  # nothing but the pipelines of a node is worth stopping gracefully
-        threading.Thread(target=_die_with_parent, args=[ended], name="headwater-end", daemon=True).start()
+    graceful = command.work == "run"  # nothing but the pipelines of a node is worth stopping gracefully
+    end = partial(_die_with_parent, ended, graceful=graceful)
+    threading.Thread(target=end, name="headwater-end", daemon=True).start()
     try:
         execute(command, data, ended)
     except HeadwaterError as error:
         command.invocation.complete_error(error)
-        _print_message({"error": error.problem()})
+        _print_error(error)
         return error.exit_code
     return 0
 
@@ -157,7 +163,7 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event, requests: q
     settings = _spark_settings(profile, "batch" if catches_up else "long")
     spark = Spark(data / "engine", settings, Path(command.app), report)
     report.on_first_rows = spark.make_archive
-    with _lock_data_folder(data), _open_context(profile, data, spark, ended) as context:
+    with _lock_data_folder(data, ended), _launch(spark), _open_context(profile, data, spark, ended) as context:
         app = command.load_app()
         graph, names = command.resolve(app)
         report.record("loaded the app, opened log and store")
@@ -193,7 +199,16 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event, requests: q
             if reloader is not None:
                 reloader.stop()
             engine.stop()
-            spark.stop()
+
+
+@contextlib.contextmanager
+def _launch(spark: Spark) -> Iterator[None]:
+    """Start Java beside what else a start needs; stop it after the block."""
+    spark.launch()
+    try:
+        yield
+    finally:
+        spark.stop()
 
 
 def _watch(engine: Engine, ended: threading.Event) -> None:
@@ -214,6 +229,7 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
         with contextlib.suppress(LockedError, UnreachableError):  # unknown until the store answers
             engine.context.check_owner()
             engine.take_retries()
+            engine.finish_rebuilds()
         for name, supervisor in engine.supervisors.items():
             if supervisor.error is not None and supervisor not in reported:
                 reported.add(supervisor)
@@ -321,7 +337,7 @@ def _report_when_running(data: Path, spark: Spark, ended: threading.Event) -> No
 
     def wait() -> None:
         try:
-            spark.watch(JAVA_PATIENCE.number())
+            spark.watch(JAVA_PATIENCE.number(), _print_error)
         except HeadwaterError as error:
             write_engine_status(data, EngineStatus("failed", SystemClock().micros(), error.what, os.getpid()))
             return
@@ -331,41 +347,53 @@ def _report_when_running(data: Path, spark: Spark, ended: threading.Event) -> No
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 
 
+def _watch_java(spark: Spark) -> None:
+    """Start Spark, and end this process with a clear error if its Java ends."""
+
+    def watch() -> None:
+        with contextlib.suppress(HeadwaterError):  # the work itself meets the same error
+            spark.watch(JAVA_PATIENCE.number(), _print_error, runs_batches=False)
+
+    threading.Thread(target=watch, name="headwater-spark", daemon=True).start()
+
+
 def _dry_run(command: EngineCommand, data: Path, _: threading.Event) -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch:
         folder = data / "engine" if data.exists() else Path(scratch)  # a plan does not create the data folder
-        spark = Spark(folder, _spark_settings(Profile("embedded"), "short"), Path(command.app))
+        spark = Spark(folder, _spark_settings(Profile("embedded"), "check"), Path(command.app))
         profile = command.load_profile()
         checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
-        try:
+        with _launch(spark):
             graph, names = command.resolve(command.load_app())
+            _watch_java(spark)
             log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
             for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url, names, command.invocation):
                 _print_message({"checked": checked})
-        finally:
-            spark.stop()
 
 
 def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> None:
     profile = command.load_profile()
     spark = Spark(data / "engine", _spark_settings(profile, "batch"), Path(command.app))
-    graph, names = command.resolve(command.load_app())
-    try:
-        with (
-            _open_context(profile, data, spark, ended) as context,
-            tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
-        ):
-            for pipeline in graph.pipelines:
-                if pipeline.kind is PipelineKind.FILES or pipeline.realtime:
-                    continue  # they cannot be compared: rows of files are not read back, real-time mode has no ledger
-                if pipeline.name in names:
-                    folder = Path(scratch, pipeline.name)
-                    result = replay(
-                        spark.session, graph, pipeline, context, folder, command.rows or 100_000, _print_progress
-                    )
-                    _print_message({"replayed": result})
-    finally:
-        spark.stop()
+    with (
+        _launch(spark),
+        _open_context(profile, data, spark, ended) as context,
+        tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
+    ):
+        graph, names = command.resolve(command.load_app())
+        _watch_java(spark)
+        for pipeline in graph.pipelines:
+            if pipeline.kind is PipelineKind.FILES or pipeline.realtime:
+                continue  # they cannot be compared: rows of files are not read back, real-time mode has no ledger
+            if pipeline.name in names:
+                folder = Path(scratch, pipeline.name)
+                result = replay(
+                    spark.session, graph, pipeline, context, folder, command.rows or 100_000, _print_progress
+                )
+                _print_message({"replayed": result})
+
+
+def _print_error(error: HeadwaterError) -> None:
+    _print_message({"error": error.problem()})
 
 
 def _print_progress(progress: WorkProgress) -> None:
@@ -410,30 +438,57 @@ def _stop_event(request: Callable[[str], None]) -> threading.Event:
     return ended
 
 
-def _die_with_parent(ended: threading.Event) -> None:
-    """Kill this process, and Java with it, when its parent has ended: it would go on to the end of its work."""
+def _die_with_parent(ended: threading.Event, *, graceful: bool) -> None:
+    """Kill this process, and Java with it, when its parent has ended, so that another engine can start.
+
+    Args:
+        ended: The event of the end.
+        graceful: Whether a parent that lives decides when this process ends, and a dead one leaves it two seconds.
+    """
     ended.wait()
+    while graceful and os.getppid() == _PARENT:
+        time.sleep(_LOCK_INTERVAL)
+    if graceful:
+        time.sleep(_ORPHAN_GRACE)
     if os.getpgrp() == os.getpid():  # not that of a test
         os.killpg(0, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def _lock_data_folder(data: Path) -> Iterator[None]:
-    """Lock the data folder for one engine; the kernel releases the lock when the process ends."""
+def _lock_data_folder(data: Path, ended: threading.Event) -> Iterator[None]:
+    """Lock the data folder for one engine; the kernel releases the lock when the process ends.
+
+    Waits for an engine whose parent has ended: it ends, too.
+
+    Raises:
+        LockedError: Another engine runs.
+    """
     (data / "engine").mkdir(parents=True, exist_ok=True)
     # The descriptor is not inherited, so a Java process that outlives the engine does not hold the lock.
     disk = Disk()
     handle = disk.open(data / "engine" / "lock")
+    began, reported = time.monotonic(), False
     try:
-        if not disk.lock(handle, wait=False):
-            pid = disk.read(handle, 0, 32).decode() or "?"
-            what = f"another engine runs the pipelines of {data}"
-            raise LockedError(what, detail=f"process {pid}", fix=f"kill {pid}", pid=pid)
+        while not disk.lock(handle, wait=False):
+            pid, _, parent = disk.read(handle, 0, 32).decode().partition(" ")
+            expired = time.monotonic() - began > _ORPHAN_TIMEOUT
+            if not _is_orphan(pid, parent) or expired or ended.wait(_LOCK_INTERVAL):
+                what = f"another engine runs the pipelines of {data}"
+                raise LockedError(what, detail=f"process {pid or '?'}", fix=f"kill {pid or '?'}", pid=pid or "?")
+            if not reported:
+                reported, message = True, f"the last run was killed; waiting until its engine, process {pid}, has ended"
+                write_engine_status(data, EngineStatus("starting", SystemClock().micros(), message, os.getpid()))
+                _print_message({"waiting": message})
         disk.truncate(handle, 0)
-        disk.write(handle, 0, str(os.getpid()).encode())
+        disk.write(handle, 0, f"{os.getpid()} {_PARENT}".encode())
         yield
     finally:
         disk.close(handle)
+
+
+def _is_orphan(pid: str, parent: str) -> bool:
+    """Whether the parent of an engine has ended; False if that is not known."""
+    return parent.isdigit() and parent_process(int(pid)) != int(parent)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from headwater.errors import (
     DamagedError,
     DataError,
     DataGoneError,
+    DiskFullError,
     FencedError,
     HeadwaterError,
     LedgerMismatchError,
@@ -47,6 +48,7 @@ from headwater.errors import (
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import PipelineReport
 from headwater.store.commit import PipelineState
+from headwater.store.status import folder_id
 
 __all__ = ["PipelineSupervisor", "Reaction", "choose_reaction"]
 
@@ -60,6 +62,7 @@ _MAX_ENDS: Final = 3
 _MAX_ENGINE_ENDS: Final = 12
 """The same if the engine ended. The cause may be another pipeline, each of whose halvings is an end of the engine."""
 _STOP_TIMEOUT: Final = 60.0  # seconds
+_FOLDER_INTERVAL: Final = 1.0  # seconds between looks whether the data folder is back
 _PERMANENT_ERRORS: Final = (
     UsageError,
     DataError,
@@ -71,16 +74,13 @@ _PERMANENT_ERRORS: Final = (
     MissingPackageError,
 )
 """Errors that every further attempt would meet again."""
-_WORKER_START_TIMEOUT: Final = "failed to connect back"
-"""Spark gives a Python process ten seconds to start. A busy machine exceeds that."""
-_NO_TASK_SLOT: Final = "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"
-"""All tasks of a real-time query start at once. The query waits while others occupy the slots."""
 _STATE_LOST: Final = re.compile(
     rf"{STATE_LOST}|state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
 )
 """Messages of Spark and of the stateful stage when the state of a query is missing or damaged."""
 
 
+_DISK_FULL: Final = re.compile(r"No space left on device|database or disk is full|\bDISK_FULL: ")
 _BAD_ROW: Final = re.compile(r"^headwater\.errors\.BadRowError: BAD_ROW: (.*)$", re.MULTILINE)
 
 
@@ -93,6 +93,8 @@ class Reaction(Enum):
     """Stop for good: every further attempt would fail in the same way."""
     WAIT_FOR_SERVER = auto()
     """Try again without limit: a broker or database is unreachable."""
+    WAIT_FOR_SPACE = auto()
+    """Try again without limit: the disk is full."""
     WAIT_FOR_CPU = auto()
     """Try again without limit: Spark could not start a Python process in time."""
     WAIT_FOR_SLOTS = auto()
@@ -105,6 +107,14 @@ class Reaction(Enum):
     """Quarantine the events that cause the error; if there are none, retry a limited number of times."""
 
 
+_WAITS: Final = {
+    _DISK_FULL: Reaction.WAIT_FOR_SPACE,
+    # Spark gives a Python process ten seconds to start. A busy machine exceeds that.
+    re.compile("failed to connect back"): Reaction.WAIT_FOR_CPU,
+    # All tasks of a real-time query start at once. The query waits while others occupy the slots.
+    re.compile("CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"): Reaction.WAIT_FOR_SLOTS,
+}
+"""Messages after which a further attempt helps, with the reaction."""
 _BUSY_TEXT: Final = {
     Reaction.WAIT_FOR_CPU: "Spark starts slowly on a busy machine",
     Reaction.WAIT_FOR_SLOTS: "other queries occupy Spark's task slots",
@@ -134,12 +144,11 @@ def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reac
     # A message can name lost state as well, as the consequence of a server or process that did not answer.
     if isinstance(source_error(failure) or failure, UnreachableError):
         return Reaction.WAIT_FOR_SERVER
-    if _WORKER_START_TIMEOUT in text:
-        return Reaction.WAIT_FOR_CPU
+    for words, reaction in _WAITS.items():
+        if words.search(text):
+            return reaction
     if isinstance(failure, MemoryError) or is_out_of_memory(text):
         return Reaction.DIVIDE
-    if _NO_TASK_SLOT in text:
-        return Reaction.WAIT_FOR_SLOTS
     return Reaction.REBUILD if state_lost else Reaction.RETRY
 
 
@@ -154,6 +163,7 @@ class PipelineSupervisor:
         rebuild: A request to rebuild the view.
         is_leaf: Whether no other pipeline reads it, so that it can be rebuilt alone.
         slots: The reservations of Spark's task slots, for real-time pipelines.
+        waits_for_upstream: Returns whether a view that it reads is rebuilt.
     """
 
     def __init__(
@@ -166,6 +176,7 @@ class PipelineSupervisor:
         *,
         is_leaf: bool,
         slots: TaskSlots,
+        waits_for_upstream: Callable[[], bool] = lambda: False,
     ) -> None:
         self.pipeline = pipeline
         self.error: HeadwaterError | None = None
@@ -177,11 +188,12 @@ class PipelineSupervisor:
         self._resolve_input = resolve_input
         self._context = context
         self._slots = slots
-        self._versions = ViewVersions(context, pipeline.name, self._make_query, rebuild)
+        self._versions = ViewVersions(context, pipeline.name, self._make_query, rebuild, waits_for_upstream)
         self._restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         self._unreachable_since: float | None = None
         self._unreachable_attempts = 0
         self._memory_reason = context.out_of_memory
+        self._folder_id = folder_id(context.data)
         self._stopping = threading.Event()
         # Guards `_state` and `error`, and is notified after they or `_query` change. It is not held during calls to
         # Spark or the store, so threads that wait here never wait for a batch.
@@ -271,6 +283,11 @@ class PipelineSupervisor:
         if query is not None:
             query.take_retries(newest)
 
+    def finish_rebuild(self) -> None:
+        """Let readers see the rebuilt view, if it has caught up; a rebuild over no events commits nothing."""
+        if self._query is not None and self._versions.finish_rebuild():
+            self._report_state("running")
+
     def stop(self) -> None:
         """Stop the query and the thread."""
         self._stopping.set()
@@ -288,7 +305,8 @@ class PipelineSupervisor:
             if self._stopping.is_set():
                 break
             try:
-                delay = self._react(failure)
+                folder_was_gone = self._wait_for_folder()
+                delay = 0.0 if folder_was_gone else self._react(failure)
             except Exception as error:  # release waiters when the thread ends
                 self._give_up(translate_error(error, self.pipeline))
                 return
@@ -308,7 +326,10 @@ class PipelineSupervisor:
         self._query = query
         if self._stopping.is_set():  # `stop` may have looked before the query was set
             query.stop()
-        self._report_state("rebuilding" if self._versions.rebuilding else "running")
+        rebuilding = self._versions.rebuilding
+        self._report_state("rebuilding" if rebuilding else "running")
+        if rebuilding and not self._versions.rebuilding:  # a first commit may have reported that before this thread
+            self._report_state("running")
         query.wait()
         return query.failure
 
@@ -337,6 +358,17 @@ class PipelineSupervisor:
             return RealtimeQuery(*arguments, self._slots, lambda text: self._report_state("starting", text))
         return Query(*arguments, self._on_commit, bounds)
 
+    def _wait_for_folder(self) -> bool:
+        """Wait while the data folder is gone, and create nothing in its place; returns whether it was gone."""
+        if folder_id(self._context.data) == self._folder_id:
+            return False
+        logger.error("%s waits: the data folder %s is gone", self.pipeline, self._context.data)
+        with self._state_changed:
+            self._query, self._state = None, "starting"
+        while not self._stopping.wait(_FOLDER_INTERVAL) and folder_id(self._context.data) != self._folder_id:
+            pass
+        return True
+
     def _react(self, failure: BaseException | None) -> float | None:
         """Carry out the reaction to a failure.
 
@@ -359,8 +391,9 @@ class PipelineSupervisor:
         elif reaction in _BUSY_TEXT:
             delay = _BUSY_DELAY
             self._report_state("waiting", f"{_BUSY_TEXT[reaction]}; next try in {delay:g} s")
-        elif reaction is Reaction.WAIT_FOR_SERVER:
-            delay = self._wait_for_server(source_error(failure) or translate_error(failure, self.pipeline))
+        elif reaction in (Reaction.WAIT_FOR_SERVER, Reaction.WAIT_FOR_SPACE):
+            error = _find_disk_full(failure) or source_error(failure) or translate_error(failure, self.pipeline)
+            delay = self._wait_without_limit(error)
         elif reaction is Reaction.REBUILD:
             why = "it has missed deletions" if _misses_deletions(failure) else "its state is damaged"
             self._report_state("waiting", f"{why}; it is rebuilt from the log")
@@ -405,8 +438,8 @@ class PipelineSupervisor:
         self._report_state("waiting", text)
         return 0.0
 
-    def _wait_for_server(self, error: HeadwaterError) -> float:
-        """Report that a broker or database is unreachable; returns the delay, which doubles up to a limit."""
+    def _wait_without_limit(self, error: HeadwaterError) -> float:
+        """Report what cannot be reached or written; returns the delay, which doubles up to a limit."""
         now = self._context.clock.monotonic()
         if self._unreachable_since is None:
             self._unreachable_since, self._unreachable_attempts = now, 0
@@ -487,8 +520,7 @@ class PipelineSupervisor:
         # Called in a thread of Spark, while the thread of this supervisor waits for the query.
         self._restarts.reset()
         self._unreachable_since = None
-        if self._versions.on_commit():
-            self._report_state("running")
+        self.finish_rebuild()
 
     def _report_state(self, state: PipelineState, detail: str = "", error: HeadwaterError | None = None) -> None:
         pipeline, self.detail = self.pipeline, detail
@@ -512,8 +544,8 @@ class PipelineSupervisor:
             self._context.store.report(report)
         except FencedError:  # the newer driver reports
             pass
-        except UnreachableError as unreachable:  # a lost report must not stop the pipeline
-            logger.warning("%s: the store does not show that it is %s: %s", pipeline, state, unreachable.what)
+        except (UnreachableError, DiskFullError) as lost:  # a lost report must not stop the pipeline
+            logger.warning("%s: the store does not show that it is %s: %s", pipeline, state, lost.what)
         with self._state_changed:
             self._state = state
             self._state_changed.notify_all()
@@ -543,6 +575,13 @@ def find_bad_row(failure: BaseException) -> BadRowError | None:
         return failure
     found = _BAD_ROW.search(_message(failure))
     return None if found is None else BadRowError(found[1])
+
+
+def _find_disk_full(failure: BaseException) -> DiskFullError | None:
+    """Returns the error about a full disk; that of Spark and its processes is known by its text."""
+    if isinstance(failure, DiskFullError):
+        return failure
+    return DiskFullError("no space left on the disk") if _DISK_FULL.search(_message(failure)) else None
 
 
 def _misses_deletions(failure: BaseException) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from headwater.errors import LockedError
 from headwater.log.storage import Disk
 
-__all__ = ["NodeInfo", "PidFile", "find_node"]
+__all__ = ["NodeInfo", "PidFile", "find_node", "forget_killed_node"]
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -71,6 +71,28 @@ def find_node(folder: str | Path) -> NodeInfo | None:
         return None
     try:
         return None if disk.lock(handle, wait=False) else _read_info(disk, path)
+    finally:
+        disk.close(handle)
+
+
+def forget_killed_node(folder: str | Path) -> None:
+    """Remove the address that a killed node has left; call it after a run that has ended well.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "node.lock").write_text("7"), (folder / "node.json").write_text("{}")
+        >>> forget_killed_node(folder)
+        >>> (folder / "node.json").exists()
+        False
+    """
+    disk, path = Disk(), Path(folder).absolute()
+    if disk.read_file(path / "node.json") is None:
+        return
+    handle = disk.open(path / "node.lock")
+    try:
+        if disk.lock(handle, wait=False):
+            disk.remove(path / "node.json")
     finally:
         disk.close(handle)
 

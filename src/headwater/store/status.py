@@ -6,6 +6,7 @@ one. Reports of pipelines are rows of the store.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "ReloadReport",
     "WorkProgress",
     "engine_is_running",
+    "folder_id",
     "read_engine_memory",
     "read_engine_status",
     "record_out_of_memory",
@@ -138,9 +140,7 @@ def record_out_of_memory(data: Path, reason: str) -> None:
         >>> take_out_of_memory(data), take_out_of_memory(data)
         ("Java's heap was too small", '')
     """
-    folder = data / "engine"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _OUT_OF_MEMORY_FILE).write_text(reason)
+    _replace(data, _OUT_OF_MEMORY_FILE, reason.encode())
 
 
 def take_out_of_memory(data: Path) -> str:
@@ -203,7 +203,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
 
 def write_engine_status(data: Path, state: EngineStatus) -> None:
     """Replace the status file atomically."""
-    _replace(data, "state", msgspec.json.encode(state))
+    _replace(data, "state.json", msgspec.json.encode(state))
 
 
 def read_engine_status(data: Path) -> EngineStatus | None:
@@ -238,7 +238,7 @@ def engine_is_running(data: Path) -> bool:
 
 def write_engine_memory(data: Path, memory: EngineMemory) -> None:
     """Replace the file of the engine's memory atomically."""
-    _replace(data, "memory", msgspec.json.encode(memory))
+    _replace(data, "memory.json", msgspec.json.encode(memory))
 
 
 def read_engine_memory(data: Path) -> EngineMemory | None:
@@ -260,9 +260,29 @@ def read_engine_memory(data: Path) -> EngineMemory | None:
     return memory if Path(f"/proc/{memory.pid}").exists() else None
 
 
+def folder_id(data: Path) -> tuple[int, int] | None:
+    """Returns what tells a data folder from another one of its name; None if there is none.
+
+    Example:
+        >>> import tempfile
+        >>> folder_id(Path(tempfile.mkdtemp())) == folder_id(Path(tempfile.mkdtemp()))
+        False
+    """
+    try:
+        found = data.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _replace(data: Path, name: str, content: bytes) -> None:
+    """Replace one of the engine's files atomically; leaves it if the data folder is gone or full.
+
+    A status is no reason to stop, and a folder that was removed while an app runs must not come back half empty.
+    """
     folder = data / "engine"
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{name}.{os.getpid()}"
-    temporary.write_bytes(content)
-    temporary.replace(folder / f"{name}.json")
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(folder / name)

@@ -72,7 +72,11 @@ def run(
     """
     folder, selection = local_folder(options), pipelines.selection()
     if until_current:
-        return _run_until_current(RunSettings(app, folder, rebuild, selection, options, explain_start))
+        from headwater.server.pid_file import forget_killed_node
+
+        code = _run_until_current(RunSettings(app, folder, rebuild, selection, options, explain_start))
+        forget_killed_node(folder)
+        return code
     if app is not None:
         from headwater.app_file import check_app_file
 

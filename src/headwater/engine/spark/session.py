@@ -6,15 +6,19 @@ garbage collection.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,6 +31,7 @@ from headwater.engine.spark.fork_server import ForkServer
 from headwater.engine.spark.java import Jvm, find_java, heap_size, spark_jars, start_jvm
 from headwater.engine.spark.python_workers import ship_app
 from headwater.engine.start_report import StartReport
+from headwater.errors import EngineFailedError
 from headwater.profiles import ARCHIVE_SUFFIXES
 from headwater.store.status import EXIT_OUT_OF_MEMORY, record_out_of_memory
 
@@ -47,6 +52,9 @@ _OTHER_MEMORY: Final = re.compile(
 )
 """Java ended because of its threads or classes, which do not depend on the size of a batch."""
 _LOG_TAIL: Final = 64 << 10  # bytes
+_END_TIMEOUT: Final = 2.0  # seconds
+_ERROR_LINE: Final = re.compile(r"^[^\t].*(?:error|exception|fatal)|^#  ", re.IGNORECASE)
+"""A line of Java's output that may say why it has ended."""
 
 _STREAMING = "spark.sql.streaming."
 _STATE = f"{_STREAMING}stateStore."
@@ -97,13 +105,16 @@ JAVA_OPTIONS: Final = (
     # the heap of the demo went from 240 to 500 MB within a minute of each collection.
     "-XX:GCTimeRatio=4",
     "-XX:MaxMetaspaceSize=1g",  # bounds a leak of classes; a hundred pipelines need less
+    # Java collects all garbage whenever its classes exceed a limit that begins at 21 MB; Spark's take 100 MB at once.
+    "-XX:MetaspaceSize=192m",
     "-XX:ReservedCodeCacheSize=128m",
     # RocksDB and compilers allocate through malloc, which keeps freed memory. In milliseconds; unknown to Java 17.0.8
     # and older.
     "-XX:TrimNativeHeapInterval=60000",
 )
 
-Lifetime = Literal["long", "batch", "short"]
+Lifetime = Literal["long", "batch", "short", "check"]
+_LEAST_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LIFETIME_OPTIONS: Final[dict[Lifetime, tuple[str, ...]]] = {
     "long": (),
     # Java's second compiler takes a quarter of the CPU time of a start. So it compiles only methods that are called ten
@@ -114,7 +125,14 @@ LIFETIME_OPTIONS: Final[dict[Lifetime, tuple[str, ...]]] = {
         "-XX:Tier4CompileThreshold=150000",
         "-XX:Tier4BackEdgeThreshold=400000",
     ),
-    "short": ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+    "short": _LEAST_WORK,
+    # Room for all objects of a check, so that none are collected.
+    "check": (*_LEAST_WORK, "-Xmn256m"),
+}
+CHECK_CONF: Final[dict[str, str]] = {
+    # A check runs each query on no events. One task is enough, and is not worth compiling.
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
 }
 
 _MIN_DIRECT_MEMORY: Final = 256 << 20  # bytes
@@ -132,7 +150,7 @@ class SparkSettings:
         state_memory: The limit of the caches of all state stores in a process, in megabytes. Pinned blocks may exceed
             it for a moment.
         lifetime: How long Spark runs: a "long" run is worth much work of Java's compilers and collectors, a "batch" of
-            work less, and a "short" run, such as a check or a test, the least.
+            work less, a "short" run, such as a test, the least, and a "check" runs on no events.
         master: The address of Spark's master; tasks run on this machine, if omitted.
         python: The Python of the workers, or an archive with one; that of this process, if omitted.
         by_url: Whether checkpoints are at a URL rather than in a folder.
@@ -174,6 +192,7 @@ class SparkSettings:
             "spark.sql.shuffle.partitions": str(self.cores),
             "spark.executor.pyspark.memory": "2g",  # the limit of one Python worker
             f"{_STATE}rocksdb.maxMemoryUsageMB": str(self.state_memory),
+            **(CHECK_CONF if self.lifetime == "check" else {}),
         }
 
     def java_options(self) -> list[str]:
@@ -222,7 +241,9 @@ class Spark:
         self._folder = folder
         self._app = app
         self._settings = settings or SparkSettings()
+        self._launched: Future[Jvm] | None = None
         self._jvm: Jvm | None = None
+        self._failure: EngineFailedError | None = None
         self._fork_server: ForkServer | None = None
         self._recording: ClassRecording | None = None
         self._session: SparkSession | None = None
@@ -231,28 +252,60 @@ class Spark:
 
     @property
     def session(self) -> SparkSession:
-        """Returns the session; the first call starts it."""
+        """Returns the session; the first call starts it.
+
+        Raises:
+            EngineFailedError: Java does not start, or has ended while Spark started.
+        """
         with self._mutex:
+            if self._failure is not None:
+                raise self._failure
             if self._session is None:
-                self._session = self._start()
+                self._jvm = self._launch().result()
+                self._report.record("started Java")
+                try:
+                    self._session = self._connect(self._jvm)
+                except Exception as error:  # PySpark connects a process to one Java only
+                    logger.exception("Spark did not start")
+                    self._failure = _describe_end(self._jvm, f"Spark did not start: {error}", self._log)
+                    raise self._failure from error
             return self._session
 
-    def _start(self) -> SparkSession:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.mkdtemp(prefix="headwater-spark-")
-        self._scratch = Path(scratch)
-        conf = self._settings.conf() | {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
-        # Workers run the same Python with the same packages, unless the profile names another.
-        self._fork_server = ForkServer(Path(scratch)) if self._settings.forks_workers else None
+    def launch(self) -> None:
+        """Begin to start Java, and return at once; `session` connects to it once the app is loaded."""
+        with self._mutex:
+            self._launch()
+
+    def _launch(self) -> Future[Jvm]:
+        if self._launched is None or (self._launched.done() and self._launched.exception() is not None):
+            self._launched = Future()
+            threading.Thread(target=self._start_java, args=[self._launched], name="headwater-java", daemon=True).start()
+        return self._launched
+
+    def _start_java(self, launched: Future[Jvm]) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scratch = tempfile.mkdtemp(prefix="headwater-spark-")
+            self._scratch = Path(scratch)
+            folders = {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
+            # Workers run the same Python with the same packages, unless the profile names another.
+            self._fork_server = ForkServer(Path(scratch)) if self._settings.forks_workers else None
+            where = _write_python_wrapper(Path(scratch)) if self._settings.python_is_archive else None
+            options = [*self._settings.java_options(), *self._archive_options()]
+            launched.set_result(start_jvm(self._settings.conf() | folders, options, self._log, where))
+        except BaseException as error:
+            launched.set_exception(error)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder.absolute() / "spark.log"
+
+    def _connect(self, jvm: Jvm) -> SparkSession:
         forked = str(self._fork_server.python) if self._fork_server else None
         os.environ["PYSPARK_DRIVER_PYTHON"] = forked or sys.executable
         os.environ["PYSPARK_PYTHON"] = forked or self._settings.worker_python
-        where = _write_python_wrapper(Path(scratch)) if self._settings.python_is_archive else None
-        options = [*self._settings.java_options(), *self._archive_options()]
-        self._jvm = start_jvm(conf, options, self._folder.absolute() / "spark.log", where)
-        self._report.record("started Java")
-        os.environ["PYSPARK_GATEWAY_PORT"] = str(self._jvm.port)
-        os.environ["PYSPARK_GATEWAY_SECRET"] = self._jvm.secret
+        os.environ["PYSPARK_GATEWAY_PORT"] = str(jvm.port)
+        os.environ["PYSPARK_GATEWAY_SECRET"] = jvm.secret
         try:
             session = SparkSession.builder.getOrCreate()
         finally:
@@ -263,7 +316,7 @@ class Spark:
         files.setWriteChecksum(False)
         files.setVerifyChecksum(False)
         if self._app is not None:
-            ship_app(session, self._app, Path(scratch))
+            ship_app(session, self._app, self._scratch)
         # PySpark and py4j log every error a second time.
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver"):
             logging.getLogger(name).disabled = True
@@ -274,7 +327,7 @@ class Spark:
         """Returns the options of Java that use the class archive, or that record the classes for one."""
         java, jars = find_java(), spark_jars()
         options = archive_options(java, jars)
-        if options or self._settings.lifetime == "short" or CLASS_ARCHIVE.read() == "off":
+        if options or self._settings.lifetime in ("short", "check") or CLASS_ARCHIVE.read() == "off":
             return options
         self._recording = ClassRecording.begin(java, jars)
         return self._recording.options if self._recording else []
@@ -290,13 +343,36 @@ class Spark:
         if self._app is not None:
             ship_app(self.session, self._app, self._scratch)
 
-    def watch(self, timeout: float) -> None:
-        """End this process if Java has ended or does not respond within a timeout in seconds; the node restarts it.
+    def watch(self, timeout: float, report: Callable[[EngineFailedError], None], *, runs_batches: bool = True) -> None:
+        """End this process if Java has ended or does not respond; the node restarts it.
 
         The first call of `session` or `watch` starts the session. Nothing is lost: batches that were not committed run
         again.
+
+        Args:
+            timeout: The seconds within which Java must respond.
+            report: Called with the reason before this process ends.
+            runs_batches: Whether a lack of memory is recorded, so that the next engine divides the batches.
         """
-        java: Any = self.session.sparkContext._jvm
+
+        def end(error: EngineFailedError) -> None:
+            logger.error("%s; the engine ends", error.what)
+            if runs_batches and error.data["memory"]:
+                record_out_of_memory(self._folder.parent, error.what)
+            report(error)
+            logging.shutdown()
+            os._exit(error.data["exit_code"])
+
+        try:
+            session = self.session
+        except EngineFailedError:
+            if self._failure is not None:
+                end(self._failure)
+            raise
+        self._start_heartbeat(session, timeout, end)
+
+    def _start_heartbeat(self, session: SparkSession, timeout: float, end: Callable[[EngineFailedError], None]) -> None:
+        java: Any = session.sparkContext._jvm
         answered = time.monotonic()
 
         def ping() -> None:
@@ -308,17 +384,8 @@ class Spark:
 
         def watchdog() -> None:
             while (jvm := self._jvm) is not None:
-                code = jvm.process.poll()
-                if code is not None or time.monotonic() - answered >= timeout:
-                    logger.error("Java has ended or has not responded for %g s; the engine ends", timeout)
-                    # A Java that does not respond may be collecting garbage without an end.
-                    memory = (
-                        "Java did not respond" if code is None else _memory_reason(code, self._folder / "spark.log")
-                    )
-                    if memory:
-                        record_out_of_memory(self._folder.parent, memory)
-                    logging.shutdown()
-                    os._exit(EXIT_OUT_OF_MEMORY if memory and code is not None else _EXIT_JVM_HANGS)
+                if jvm.process.poll() is not None or time.monotonic() - answered >= timeout:
+                    end(_describe_end(jvm, f"Java has not responded for {timeout:g} s", self._log))
                 time.sleep(1.0)
 
         # Two threads, because a call into a Java process that hangs does not return.
@@ -328,7 +395,10 @@ class Spark:
     def stop(self) -> None:
         """Stop all queries, the session and the virtual machine."""
         with self._mutex:
-            session, jvm, self._session, self._jvm = self._session, self._jvm, None, None
+            launched = self._launched  # one that is not done ends with this process
+            if self._jvm is None and launched is not None and launched.done() and launched.exception() is None:
+                self._jvm = launched.result()
+            session, jvm, self._session, self._jvm, self._launched = self._session, self._jvm, None, None, None
             fork_server, self._fork_server = self._fork_server, None
             recording, self._recording = self._recording, None
         if session is not None and jvm is not None and jvm.process.poll() is None:
@@ -345,6 +415,29 @@ class Spark:
             fork_server.stop()
         if recording is not None:
             recording.discard()
+
+
+def _describe_end(jvm: Jvm, fault: str, log: Path) -> EngineFailedError:
+    """Returns why Java has ended, with the exit code for this process and whether memory was short.
+
+    Args:
+        jvm: The virtual machine.
+        fault: What is wrong if it has not ended.
+        log: Its output.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):  # its connections end before it does
+        jvm.process.wait(_END_TIMEOUT)
+    code = jvm.process.poll()
+    memory = "" if code is None else _memory_reason(code, log)
+    what = fault if code is None else memory or f"Java has ended with exit code {code}"
+    said = [line for line in log.read_text(errors="replace").splitlines() if _ERROR_LINE.search(line)]
+    return EngineFailedError(
+        what,
+        detail="\n".join(said[-3:]) or None,
+        fix="headwater doctor",
+        exit_code=EXIT_OUT_OF_MEMORY if memory else _EXIT_JVM_HANGS,
+        memory=bool(memory) or code is None,  # a Java that does not respond may be collecting garbage without an end
+    )
 
 
 def _memory_reason(code: int, log: Path) -> str:
