@@ -170,7 +170,7 @@ class _Laps:
     def take(self, batch: DataFrame, number: int) -> None:
         rows = batch.toArrow()
         if self.after is not None:
-            made = self.after.run(rows, 0)
+            made = self.after.run(rows, 0, {})
             entry = LedgerEntry(_QUERY, number, self.epoch, (), None, committed_at=0)
             self.store.commit(Commit(entry, None, rows.slice(0, 0), states=made.states))
             self.after.on_commit()

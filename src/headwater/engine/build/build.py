@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -215,6 +216,7 @@ def _build_in_spark(
     input_options = replace(
         input_options,
         drop_late=bool(event_time_steps),
+        final_tables=frozenset(scope.final_tables),
         after_1970=scope.waits_in_spark or any(plan_analysis.event_time_steps(plan)),
         alignment_files=_alignment_files(plan, inputs, input_options, has_weights=has_weights),
         ipc_batches=True,
@@ -263,7 +265,9 @@ def _call_in_scope(
 ) -> tuple[DataFrame, BuildScope]:
     tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.is_table}
     given: dict[str, Any] = {**frames, **{name: Table.named(name) for name in tables}}
-    with build_scope(tables, final=pipeline.kind is not PipelineKind.VIEW, outside_spark=outside_spark) as scope:
+    final = pipeline.kind is not PipelineKind.VIEW
+    correction = pipeline.late.for_ // timedelta(microseconds=1) if isinstance(pipeline.late, CorrectLate) else 0
+    with build_scope(tables, final=final, outside_spark=outside_spark, correction=correction) as scope:
         return _apply_function(pipeline, given), scope
 
 
@@ -287,6 +291,7 @@ def _build_with_sink_stage(
     input_options = replace(
         input_options,
         drop_late=bool(event_time_steps),
+        final_tables=frozenset(scope.final_tables),
         after_1970=scope.waits_in_spark or any(plan_analysis.event_time_steps(plan)),
         columns=prune_columns(session, lambda tables: split(tables)[0].frame(), inputs),
         alignment_files=_alignment_files(plan, inputs, input_options, has_weights=False),

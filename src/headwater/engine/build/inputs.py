@@ -20,9 +20,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.engine.build.plan_analysis import tag_input
-from headwater.engine.source.log_source import WATERMARK_ROW_SHIFT, WATERMARK_ROWS_FROM
 from headwater.engine.source.visible_rows import HIDDEN_COLUMNS, VisibleRows
-from headwater.engine.state.key_groups import IPC_BATCH_SCHEMA, BatchPacker, attach_ipc_source
+from headwater.engine.state.key_groups import (
+    IPC_BATCH_SCHEMA,
+    WATERMARK_ROW_SHIFT,
+    WATERMARK_ROWS_FROM,
+    BatchPacker,
+    attach_ipc_source,
+    attach_watermark_rows,
+)
 from headwater.engine.state.state import DELETED, OFFSET, PARTITION, SINCE
 from headwater.log import Topic
 
@@ -142,6 +148,7 @@ class InputOptions:
         drop_late: Whether late rows are left out.
         after_1970: Whether events up to 1970 are left out: steps of Spark wait for event time.
         extra_lateness: Time to wait for late rows in addition to the topic's lateness.
+        final_tables: The tables whose late versions correct no result, because it is emitted when it is final.
         batch_rows: The approximate number of rows in a batch while catching up.
         batch_size: The limit of bytes of a batch, which its inputs share.
         budget_file: The file of a smaller limit, after a batch that needed too much memory.
@@ -163,6 +170,7 @@ class InputOptions:
     drop_late: bool = True
     after_1970: bool = False
     extra_lateness: timedelta = timedelta()
+    final_tables: frozenset[str] = frozenset()
     batch_rows: int = 1_000_000
     batch_size: int = 64 << 20
     budget_file: str = ""
@@ -180,6 +188,10 @@ class InputOptions:
             return -1
         return (input_.topic.lateness + self.extra_lateness) // timedelta(microseconds=1)
 
+    def correction(self, input_: Input) -> int:
+        """Returns how much less late, in microseconds, a version of a table may be than the watermark waits."""
+        return self.extra_lateness // timedelta(microseconds=1) if input_.name in self.final_tables else 0
+
     def retry_rule(self, input_: Input) -> Literal["always", "watermark", "after 1970", "rebuild"]:
         """Returns when a quarantined event of an input can be retried (see `VisibleRows.retry_mask`)."""
         if input_.is_table or input_.ops:
@@ -195,7 +207,8 @@ class InputOptions:
     def visible_rows(self, input_: Input) -> VisibleRows:
         """Returns the selection of rows and of all columns of an input, with the lateness of this query."""
         names = tuple(input_.schema.names)
-        return VisibleRows(names, input_.time, input_.ops, self.lateness(input_), input_.side, self.after_1970)
+        lateness = self.lateness(input_) - self.correction(input_)
+        return VisibleRows(names, input_.time, input_.ops, lateness, input_.side, self.after_1970)
 
 
 def stream_inputs(
@@ -229,6 +242,7 @@ def source_options(inputs: tuple[Input, ...], number: int, input_options: InputO
         "columns": json.dumps(input_options.columns_of(input_)),
         "time": input_.time,
         "lateness": str(input_options.lateness(input_)),
+        "correction": str(input_options.correction(input_)),
         "after_1970": str(input_options.after_1970),
         "rows": str(input_options.batch_rows),
         "size": str(input_options.batch_size),
@@ -267,8 +281,6 @@ def _add_watermark(frame: DataFrame, time: str, input_: Input, rows: Column) -> 
     The order matters. Spark moves filters that do not name the time column below the watermark, where they would remove
     the watermark rows. It moves no filter below `observe`, whose count is also the ledger's number of used events.
     """
-    return (
-        frame.withWatermark(time, _WATERMARK_DELAY)
-        .observe(input_.metric_name, rows.alias("rows"))
-        .where(F.col(time) < F.timestamp_micros(F.lit(WATERMARK_ROWS_FROM)))
-    )
+    observed = frame.withWatermark(time, _WATERMARK_DELAY).observe(input_.metric_name, rows.alias("rows"))
+    filtered = observed.where(F.col(time) < F.timestamp_micros(F.lit(WATERMARK_ROWS_FROM)))
+    return attach_watermark_rows(filtered, observed) if input_.is_table else filtered

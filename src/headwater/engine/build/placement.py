@@ -32,7 +32,16 @@ from headwater.engine.build.plan_analysis import (
 from headwater.engine.build.sink_stage import SinkStage, StageInput
 from headwater.engine.operators.arguments import refuse
 from headwater.engine.state.spark_host import apply_in_spark
-from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON, TIME, WEIGHT, Operator
+from headwater.engine.state.state import (
+    OFFSET,
+    PARTITION,
+    QUARANTINE_REASON,
+    TABLE_INPUT,
+    TIME,
+    WEIGHT,
+    Operator,
+    TableJoin,
+)
 from headwater.events import storage_schema
 from headwater.pipelines import Table
 
@@ -44,6 +53,7 @@ __all__ = [
     "BuildScope",
     "OperatorFactory",
     "build_scope",
+    "late_correction",
     "place_operator",
     "sink_stage_of",
     "stream_input",
@@ -80,6 +90,8 @@ class BuildScope:
         last_only: The operators that must be the last step.
         event_time_operators: The operators whose result depends on the watermark.
         waits_in_spark: Whether one of them runs in Spark.
+        correction: How much longer than their lateness the pipeline waits for late events, in microseconds.
+        final_tables: The tables that are joined with events whose result must be final when it is emitted.
         delays: How much older than the watermark the rows of operators may be, in microseconds; only those above 0.
         entry_inputs: The inputs of operators that do not come from another operator.
         quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.
@@ -94,6 +106,8 @@ class BuildScope:
     last_only: list[str] = field(default_factory=list)
     event_time_operators: list[str] = field(default_factory=list)
     waits_in_spark: bool = False
+    correction: int = 0
+    final_tables: set[str] = field(default_factory=set)
     delays: list[int] = field(default_factory=list)
     entry_inputs: list[StageInput] = field(default_factory=list)
     quarantine_metrics: list[str] = field(default_factory=list)
@@ -125,10 +139,14 @@ _current_scope: ContextVar[BuildScope | None] = ContextVar("stage", default=None
 
 @contextmanager
 def build_scope(
-    tables: Mapping[str, tuple[Input, DataFrame]], *, final: bool, outside_spark: tuple[int, ...] | None
+    tables: Mapping[str, tuple[Input, DataFrame]],
+    *,
+    final: bool,
+    outside_spark: tuple[int, ...] | None,
+    correction: int = 0,
 ) -> Iterator[BuildScope]:
     """Accept requests for operators while the block runs."""
-    scope = BuildScope(tables, final, outside_spark)
+    scope = BuildScope(tables, final, outside_spark, correction=correction)
     token = _current_scope.set(scope)
     try:
         yield scope
@@ -149,7 +167,7 @@ def table_input(table: Any, operator_name: str) -> StageInput:
         fix = "annotate the parameter: products: hw.Table; for a filtered or joined table, create a view first"
         refuse(what, fix)
     input_, frame = known[name]
-    return StageInput(frame, input_.time)
+    return StageInput(frame, input_.time, name)
 
 
 def stream_input(events: Any, operator_name: str) -> StageInput:
@@ -166,6 +184,11 @@ def stream_input(events: Any, operator_name: str) -> StageInput:
         what = f"{operator_name} orders events by event time; an earlier step has dropped that column"
         refuse(what, _EARLIER_FIX.format(operator_name), detail=_POSITION_HELP)
     return StageInput(events, time)
+
+
+def late_correction(operator_name: str) -> int:
+    """Returns how much longer than their lateness the pipeline waits for late events, in microseconds."""
+    return _require_scope(operator_name).correction
 
 
 def visible_schema(input_: StageInput) -> pa.Schema:
@@ -205,6 +228,8 @@ def place_operator(
     # This text is stored in manifests and compared at start: changing its wording would refuse existing state.
     scope.state_forms.append(f"{KEY_GROUPS} buckets by checksum of {inside.form}")
     _record_delay(scope, inside, inputs, operator_name, delay)
+    if isinstance(inside, TableJoin) and (in_spark or scope.final):
+        scope.final_tables.add(inputs[TABLE_INPUT].table or "")
     if WEIGHT in inside.schema.names:
         scope.last_only.append(operator_name)
     if inside.uses_event_time:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Final
@@ -15,7 +15,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.engine.state.key_groups import BatchPacker, decode_ipc, ipc_source_of
-from headwater.engine.state.state import OFFSET, PARTITION, TIME, State, StatefulStep, first_open_time
+from headwater.engine.state.state import (
+    OFFSET,
+    PARTITION,
+    TABLE_INPUT,
+    TIME,
+    State,
+    StatefulStep,
+    TableJoin,
+    first_open_time,
+)
 
 __all__ = ["SinkStage", "StageInput", "union_inputs"]
 
@@ -29,10 +38,12 @@ class StageInput:
     Attributes:
         frame: The rows that Spark delivers.
         time: The column with their event time.
+        table: The name of the table that they are; None for events.
     """
 
     frame: DataFrame
     time: str
+    table: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -67,10 +78,21 @@ class SinkStage:
         batches = [make(BatchPacker(number, (), 1)) for number, make in enumerate(self._ipc_sources)]
         return reduce(DataFrame.union, batches) if batches else union_inputs(self.inputs)
 
-    def run(self, state: State, rows: pa.Table, watermark: int) -> pa.Table:
-        """Returns the operator's result for one batch of `frame`."""
+    def run(self, state: State, rows: pa.Table, watermark: int, input_watermarks: Mapping[str, int]) -> pa.Table:
+        """Returns the operator's result for one batch of `frame`.
+
+        Args:
+            state: The state.
+            rows: The batch.
+            watermark: The watermark.
+            input_watermarks: The watermarks of the inputs, by name.
+        """
         inputs = [self._input_rows(rows, number) for number in range(len(self.inputs))]
-        return self.operator.step(state, inputs, first_open_time(watermark))
+        if not isinstance(self.operator, TableJoin):
+            return self.operator.step(state, inputs, first_open_time(watermark))
+        complete = input_watermarks.get(self.inputs[TABLE_INPUT].table or "")
+        known = None if complete is None else first_open_time(complete)
+        return self.operator.step(state, inputs, first_open_time(watermark), known)
 
     def _input_rows(self, rows: pa.Table, number: int) -> pa.Table:
         """Returns the rows of one input, in order."""

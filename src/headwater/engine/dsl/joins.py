@@ -8,7 +8,13 @@ from typing import Literal
 
 from pyspark.sql import DataFrame
 
-from headwater.engine.build.placement import place_operator, stream_input, table_input, visible_schema
+from headwater.engine.build.placement import (
+    late_correction,
+    place_operator,
+    stream_input,
+    table_input,
+    visible_schema,
+)
 from headwater.engine.operators.arguments import require_choice
 from headwater.engine.operators.as_of_join import AsOfJoin
 from headwater.engine.operators.enrich import Enrich
@@ -72,10 +78,11 @@ def enrich(
         how="inner" if missing == "drop" else "left",
         wait=duration(wait) // timedelta(microseconds=1),
         quarantine=missing == "quarantine",
+        correction=late_correction("hw.enrich"),
     )
     description = f"rows of {table.inputs[0]} by {_table_columns(pairs)}"
     # A joined row is never corrected, so one operator serves whether or not rows must be final.
-    return place_operator(lambda final: operator, (left, right), description, "hw.enrich", delay=operator.wait)
+    return place_operator(lambda final: operator, (left, right), description, "hw.enrich", delay=max(0, operator.delay))
 
 
 def join_as_of(
@@ -120,10 +127,18 @@ def join_as_of(
         [(1, 10)]
     """
     left, right = stream_input(events, "hw.join_as_of"), table_input(table, "hw.join_as_of")
-    pairs = _column_pairs(on)
+    pairs, correction = _column_pairs(on), late_correction("hw.join_as_of")
 
     def make(*, final: bool) -> AsOfJoin:
-        return AsOfJoin(visible_schema(left), visible_schema(right), pairs, how=how, final=final, valid_from=valid_from)
+        return AsOfJoin(
+            visible_schema(left),
+            visible_schema(right),
+            pairs,
+            how=how,
+            final=final,
+            valid_from=valid_from,
+            correction=correction if final else 0,
+        )
 
     description = f"versions of {table.inputs[0]} by {_table_columns(pairs)}"
     return place_operator(make, (left, right), description, "hw.join_as_of")

@@ -19,7 +19,7 @@ from headwater.engine.operators.arguments import (
 )
 from headwater.engine.operators.reorder_buffer import diff_rows, read_affected, release_complete, track_emitted
 from headwater.engine.operators.timelines import find_versions, insert_versions, prune_versions
-from headwater.engine.state.encoding import decode_rows
+from headwater.engine.state.encoding import decode_rows, decode_time
 from headwater.engine.state.grouping import event_times, group_by_key, join_by_index, select_events, with_position
 from headwater.engine.state.state import TIMESTAMP, WEIGHT, State, pop_timers
 
@@ -33,8 +33,9 @@ class AsOfJoin:
     """Joins each event with the version of the table's row that was valid at the event's time.
 
     That is the newest version whose time is not after the event's; among versions of one time, the last by partition
-    and offset. From the time of a deletion on there is no row. A null equals nothing. Records at or after the watermark
-    may still arrive, so the result of an event is final once the watermark is above its time.
+    and offset. From the time of a deletion on there is no row. A null equals nothing. Versions at or after the table's
+    watermark may still arrive, so the result of an event is final once that is above its time. The watermark of all
+    inputs, which also waits for late events, decides only how long versions are kept.
 
     State: for each key the versions that an event can still need (those after the watermark and the newest one not
     after it), and the events whose result is not final. The result does not depend on the order of arrival of versions
@@ -51,6 +52,8 @@ class AsOfJoin:
         final: Whether an event is emitted once, when its result is final. Otherwise it is emitted at once with weight
             1, and corrected by rows of weight -1 and 1 when a version arrives that changes the result.
         valid_from: The name of a column with the time from which the version is valid; none if omitted.
+        correction: How much longer the watermarks wait for late rows than the versions of the table may be late, in
+            microseconds.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -70,6 +73,7 @@ class AsOfJoin:
     how: JoinType = "left"
     final: bool = True
     valid_from: str | None = None
+    correction: int = 0
 
     def __post_init__(self) -> None:
         require_choice("join_as_of", "how", self.how, get_args(JoinType))
@@ -104,14 +108,22 @@ class AsOfJoin:
     def _contents(self) -> pa.Schema:
         return value_columns(self.table, self.on)
 
-    def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
+    def next_release(self, state: State) -> int | None:
+        """Returns the time above which the table's watermark releases the next event; None if no event waits."""
+        first = state.entries(_WAITING, b"", limit=1)
+        return decode_time(first[0][0]) - self.correction if first else None
+
+    def step(
+        self, state: State, inputs: Sequence[pa.Table], watermark: int, table_watermark: int | None = None
+    ) -> pa.Table:
         """Process versions and events; emit what is final now, or what is new or changed."""
         events, versions = select_events(inputs[0], self.events), inputs[1]
         pop_timers(state, watermark)
+        complete = watermark if table_watermark is None else max(watermark, table_watermark + self.correction)
         if self.final:
             # Versions first: an event must find the versions of its own batch.
             insert_versions(state, versions, self.keys[1], self._contents)
-            result = self._join(state, release_complete(state, _WAITING, events, watermark), 1)
+            result = self._join(state, release_complete(state, _WAITING, events, complete), 1)
         else:
             by_key = group_by_key(versions, self.keys[1], nulls=False)
             affected = read_affected(state, by_key, event_times(versions), with_position(self.events))
@@ -119,7 +131,7 @@ class AsOfJoin:
             insert_versions(state, versions, self.keys[1], self._contents)
             after = self._join(state, affected, 1)
             result = pa.concat_tables([diff_rows(before, after), self._join(state, events, 1)])
-            track_emitted(state, group_by_key(events, self.keys[0], nulls=False), events, watermark)
+            track_emitted(state, group_by_key(events, self.keys[0], nulls=False), events, complete)
         prune_versions(state, watermark)
         return result
 

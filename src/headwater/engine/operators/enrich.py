@@ -61,6 +61,8 @@ class Enrich:
         how: The handling of an event without a row: "left" gives nulls, "inner" drops it.
         wait: How long such an event first waits for its row, in microseconds of event time.
         quarantine: Whether it is rejected instead, with the reason in `QUARANTINE_REASON`.
+        correction: How much longer the watermark waits for late events than their topics do, in microseconds; an event
+            does not wait for that.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -79,6 +81,7 @@ class Enrich:
     how: JoinType = "left"
     wait: int = 0
     quarantine: bool = False
+    correction: int = 0
 
     def __post_init__(self) -> None:
         require_join_columns("enrich", self.events, self.table, self.on)
@@ -107,6 +110,11 @@ class Enrich:
         return f"enrich 1: rows {self._contents.to_string()} by {self.keys}{waiting}"
 
     @property
+    def delay(self) -> int:
+        """How far the watermark is above an event when its wait ends, in microseconds; negative if it is below."""
+        return self.wait - self.correction
+
+    @property
     def _contents(self) -> pa.Schema:
         return value_columns(self.table, self.on)
 
@@ -118,7 +126,7 @@ class Enrich:
         expired = list(dict.fromkeys(key for _, key in pop_timers(state, watermark)))
         if self.wait:
             matched = self._pop_waiting(state, updated, None)
-            unmatched = self._pop_waiting(state, expired, watermark - self.wait)
+            unmatched = self._pop_waiting(state, expired, watermark - self.delay)
             events = pa.concat_tables([unmatched, matched, events])
         return self._join(state, events, watermark)
 
@@ -146,7 +154,7 @@ class Enrich:
         found = [(key, name, row) for key in keys for name, row in state.entries(_WAITING, key, high=high)]
         owners, names = [key for key, _, _ in found], [name for _, name, _ in found]
         state.put(_WAITING, owners, names, [None] * len(found))
-        delete_timers(state, (decode_times(names) + self.wait + 1).tolist(), owners)
+        delete_timers(state, (decode_times(names) + self.delay + 1).tolist(), owners)
         return decode_rows(with_position(self.events), [row for _, _, row in found])
 
     def _join(self, state: State, events: pa.Table, watermark: int) -> pa.Table:
@@ -171,8 +179,8 @@ class Enrich:
         self, state: State, events: pa.Table, by_key: RowsByKey, at: Numbers, watermark: int
     ) -> tuple[pa.Table, Numbers]:
         """Store events without a row that may still wait; returns the others."""
-        # An event waits until the watermark is above its time plus `wait`.
-        ends = event_times(events) + self.wait + 1
+        # An event waits until the watermark is above its time plus `delay`.
+        ends = event_times(events) + self.delay + 1
         waits = (at < 0) & (by_key.codes >= 0) & (ends > watermark)
         waiting, others = np.flatnonzero(waits), np.flatnonzero(~waits)
         if len(waiting):

@@ -262,7 +262,7 @@ class Sink:
         # The checkpoint must be durable before the ledger names the batch: after a power failure a committed batch
         # without its planned offsets could not be identified.
         self._directory.checkpoint.sync()
-        result = self._run_stage(batch, rows, accounting.complete)
+        result = self._run_stage(batch, rows, accounting)
         rejections = self._judge_rejections(observed, result, accounting)
         failpoint("before-sink-commit")
         commit = self._build_commit(batch, result, accounting, rejections, (began, cpu_began))
@@ -330,13 +330,14 @@ class Sink:
             self._rows_per_event, self._bytes_per_event = count / events, size / events
         return rows, parts
 
-    def _run_stage(self, batch: int, rows: pa.Table, watermark: int) -> StageResult:
+    def _run_stage(self, batch: int, rows: pa.Table, accounting: BatchAccounting) -> StageResult:
         """Run the stateful stage; skipped for a batch that was committed before, whose state already includes it."""
         if self._stateful_stage is None:
             return StageResult(rows)
         if self._store.entry(self._directory.query_id, batch) is not None:
             return StageResult(self._built.schema.empty_table())
-        return self._stateful_stage.run(rows, watermark)
+        watermarks = {name: planned.watermark for name, planned in accounting.planned.items()}
+        return self._stateful_stage.run(rows, accounting.complete, watermarks)
 
     def _judge_rejections(
         self, observed: ObservedRows, result: StageResult, accounting: BatchAccounting

@@ -7,6 +7,7 @@ the last one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -71,8 +72,13 @@ class StatefulStage:
             detail = "the store has commits of the query, but no state that this version can read"
             raise DamagedError(STATE_LOST, detail=detail)
 
-    def run(self, rows: pa.Table, watermark: int) -> StageResult:
+    def run(self, rows: pa.Table, watermark: int, input_watermarks: Mapping[str, int]) -> StageResult:
         """Run the operator on a batch; the caller commits rows and state together.
+
+        Args:
+            rows: The batch.
+            watermark: The event time up to which all its rows have come.
+            input_watermarks: The watermarks of the inputs, by name.
 
         Raises:
             DamagedError: Its state cannot be read.
@@ -81,7 +87,7 @@ class StatefulStage:
             self._cache.clear()
         self._state = StoreState(self._states, self._cache)
         try:
-            result = self._sink_stage.run(self._state, rows, watermark)
+            result = self._sink_stage.run(self._state, rows, watermark, input_watermarks)
         except msgspec.DecodeError as error:
             raise DamagedError(STATE_LOST, detail=str(error)) from error
         refused: tuple[tuple[int, int, str], ...] = ()

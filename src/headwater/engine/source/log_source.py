@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,7 +41,7 @@ from headwater.engine.source.batch_planner import BatchLimits, BatchPacer, Span,
 from headwater.engine.source.retries import read_retried
 from headwater.engine.source.visible_rows import VisibleRows
 from headwater.engine.spark.python_workers import freeze_gc
-from headwater.engine.state.key_groups import BatchPacker, split_by_size
+from headwater.engine.state.key_groups import WATERMARK_ROW_SHIFT, BatchPacker, split_by_size
 from headwater.engine.state.state import INPUT_SHIFT, PARTITION, TIME
 from headwater.events import times_column
 from headwater.log.protocol import TimedLog, TimedTopic
@@ -50,8 +50,6 @@ from headwater.log.topic import Topic
 from headwater.log.watermark import watermark_at
 
 __all__ = [
-    "WATERMARK_ROWS_FROM",
-    "WATERMARK_ROW_SHIFT",
     "AlignedInput",
     "LogInputPartition",
     "LogSource",
@@ -173,11 +171,6 @@ class SkippedOffsets:
         return tuple(found)
 
 
-WATERMARK_ROW_SHIFT: Final = 3_652_500 * 86_400 * 1_000_000
-"""The event time of a watermark row is this much (10,000 years, in microseconds) above the watermark it carries."""
-WATERMARK_ROWS_FROM: Final = 253_402_300_800_000_000
-"""The year 10000: rows from here on are watermark rows. No event is that late, because Python's dates end before."""
-
 _logs: dict[str, TimedLog] = {}  # by URL; a worker process serves many tasks
 
 
@@ -198,8 +191,9 @@ class LogInputPartition(InputPartition):
 class LogSource(DataSource):
     """The Spark source format "headwater": a topic of a log.
 
-    Options: `url` of the log, which Spark redacts in plans; `topic`; `columns`, `time`, `ops`, `side`, `lateness` and
-    `after_1970` (see `VisibleRows`); `rows`, the approximate number of rows in a batch; `size`, the limit of its bytes,
+    Options: `url` of the log, which Spark redacts in plans; `topic`; `columns`, `time`, `ops`, `side` and `after_1970`
+    (see `VisibleRows`); `lateness`, how long the watermark waits for late rows, and `correction`, how much less late a
+    row of a table may be; `rows`, the approximate number of rows in a batch; `size`, the limit of its bytes,
     and `budget`, the file of a smaller one (see `BatchBudget`), both for all inputs together; `cores`; `number` of the
     input in the query; `start` and `end`, offsets by partition; `pace` (see `BatchPacer`); `loading` (see
     `TableBarrier`); `skips`, the file of offsets to skip; `retries`, the file of events to retry; `decided` (see
@@ -221,11 +215,12 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: dict[str, str]) -> None:
         ops = tuple(op for op in options["ops"].split(",") if op)
-        columns = tuple(json.loads(options["columns"]))
+        columns, lateness = tuple(json.loads(options["columns"])), int(options["lateness"])
+        self._correction = int(options["correction"])
         self._log_url = options["url"]
         self._topic = options["topic"]
         self._visible = VisibleRows(
-            columns, options["time"], ops, int(options["lateness"]), options["side"], options["after_1970"] == "True"
+            columns, options["time"], ops, lateness - self._correction, options["side"], options["after_1970"] == "True"
         )
         self._batch_rows = int(options["rows"])
         self._budget = BatchBudget(Path(options["budget"]), int(options["size"]))
@@ -321,7 +316,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lateness(self, topic: Topic) -> int:
         """Returns how long the query waits for late events, in microseconds."""
         own = self._visible.lateness
-        return topic.lateness // timedelta(microseconds=1) if own < 0 else own
+        return topic.lateness // timedelta(microseconds=1) if own < 0 else own + self._correction
 
     def _offset(self, positions: dict[int, int], watermark: int, retry: int = 0) -> dict[str, int]:
         """Returns an offset with keys in a fixed order: Spark compares offsets as text."""
@@ -374,6 +369,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if partition.watermark is not None:
             at = partition.watermark + WATERMARK_ROW_SHIFT
             yield (self._packer.watermark_row(at) if self._packer else self._watermark_row(topic.definition.schema, at))
+            if self._packer is not None and self._packer.with_watermark:
+                yield self._packer.key_group_watermarks(partition.watermark)
         freeze_gc("source")
 
     def _visible_rows(self, topic: TimedTopic, task: LogInputPartition) -> Iterator[pa.RecordBatch]:

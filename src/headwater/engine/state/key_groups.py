@@ -4,6 +4,9 @@ Keys are hashed into key groups. The rows of one task for one key group travel a
 and are sorted where they arrive. If an operator reads an input unchanged, the source packs its rows
 (`attach_ipc_source`), and Java only carries bytes. Otherwise a task packs them after Spark's own steps.
 
+A `TableJoin` also needs the watermark of its table: every batch in which that advances has a row with it for each key
+group.
+
 The state of a key group is stored as one value between two batches (`PackedKeyGroup`). Its first byte is the format
 version. MessagePack follows: the number of key groups, the description of the operator's state, and by space the values
 of entries named b"" and of all others.
@@ -22,10 +25,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headwater.engine.state.encoding import hash_keys
+from headwater.engine.state.encoding import encode_time, hash_keys
 from headwater.engine.state.grouping import group_by_key
-from headwater.engine.state.state import TIMESTAMP, MapValues, MemoryState, SingleValues
+from headwater.engine.state.state import TIME, TIMESTAMP, MapValues, MemoryState, SingleValues
 from headwater.errors import NewerFormatError, StateChangedError
 
 if TYPE_CHECKING:
@@ -33,10 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IPC_BATCH_SCHEMA",
+    "WATERMARK_ROWS_FROM",
+    "WATERMARK_ROW_SHIFT",
     "BatchPacker",
     "PackedKeyGroup",
     "assign_key_groups",
     "attach_ipc_source",
+    "attach_watermark_rows",
     "decode_ipc",
     "encode_ipc",
     "encode_state_sizes",
@@ -45,6 +52,7 @@ __all__ = [
     "pack_key_group",
     "split_by_size",
     "unpack_key_group",
+    "with_watermark_rows",
 ]
 
 _FORMAT_VERSION: Final = 2
@@ -143,8 +151,12 @@ IPC_BATCH_SCHEMA: Final = pa.schema(
 """Rows of one input and one task for one key group.
 
 `bucket` is the id of the key group in Spark, `at` the time that Spark compares with its watermark, `count` the number
-of rows, and `rows` the Arrow IPC stream.
+of rows, and `rows` the Arrow IPC stream. If `count` is 0, `rows` is the watermark of the input instead.
 """
+WATERMARK_ROW_SHIFT: Final = 3_652_500 * 86_400 * 1_000_000
+"""The event time of a watermark row is this much (10,000 years, in microseconds) above the watermark it carries."""
+WATERMARK_ROWS_FROM: Final = 253_402_300_800_000_000
+"""The year 10000: rows from here on are watermark rows. No event is that late, because Python's dates end before."""
 NEVER_LATE: Final = 253_370_764_800_000_000
 """The start of the year 9999. Spark drops rows whose `at` is late; the source has dropped late rows already."""
 _MODULUS: Final = 5_040
@@ -153,6 +165,7 @@ _MAX_ROWS: Final = 65_536
 _MAX_BYTES: Final = 4 << 20
 """The maximum rows and approximate bytes of one Arrow IPC batch: Java holds several copies of a whole batch."""
 _IPC_SOURCE: Final = "_hw_packets"
+_WATERMARK_ROWS: Final = "_hw_watermark_rows"
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,8 @@ class BatchPacker:
         number: The number of the input.
         keys: The key columns, which assign rows to key groups.
         key_groups: The number of key groups.
+        with_watermark: Whether each key group also gets the watermark of the input. Watermark rows among the rows are
+            then replaced by one row for each key group.
 
     Example:
         >>> rows = pa.record_batch({"n": [7, 8, 7]})
@@ -174,10 +189,18 @@ class BatchPacker:
     number: int
     keys: tuple[str, ...]
     key_groups: int
+    with_watermark: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of a task as Arrow IPC batches."""
         for table in _rechunk(batches):
+            if self.with_watermark and pc.max(times := table.column(TIME)).as_py() >= WATERMARK_ROWS_FROM:
+                carries = pc.greater_equal(times, WATERMARK_ROWS_FROM)
+                for at in times.filter(carries).to_pylist():
+                    yield self.key_group_watermarks(at - WATERMARK_ROW_SHIFT)
+                table = table.filter(pc.invert(carries))  # noqa: PLW2901
+                if not len(table):
+                    continue
             if self.key_groups == 1:  # no row has to be hashed or moved
                 yield self._build_batch([key_group_ids(1)[0]], [NEVER_LATE], [len(table)], [encode_ipc(table)])
                 continue
@@ -196,6 +219,13 @@ class BatchPacker:
         """Returns an empty batch that advances Spark's watermark to a time; it counts as one row."""
         return self._build_batch([0], [at], [1], [b""])
 
+    def key_group_watermarks(self, watermark: int) -> pa.RecordBatch:
+        """Returns a row for each key group with the watermark of the input; they count as no rows."""
+        groups = self.key_groups
+        return self._build_batch(
+            key_group_ids(groups), [NEVER_LATE] * groups, [0] * groups, [encode_time(watermark)] * groups
+        )
+
     def _build_batch(
         self, key_groups: Any, times: Sequence[int], counts: Sequence[int], streams: Sequence[bytes]
     ) -> pa.RecordBatch:
@@ -213,6 +243,18 @@ def attach_ipc_source(frame: DataFrame, make: Callable[[BatchPacker], DataFrame]
 def ipc_source_of(frame: DataFrame) -> Callable[[BatchPacker], DataFrame] | None:
     """Returns the function that `attach_ipc_source` attached to this frame; None if the frame is no unchanged input."""
     found: Callable[[BatchPacker], DataFrame] | None = vars(frame).get(_IPC_SOURCE)
+    return found
+
+
+def attach_watermark_rows(frame: DataFrame, unfiltered: DataFrame) -> DataFrame:
+    """Attach to a frame the same frame with its watermark rows; derived frames do not inherit it."""
+    setattr(frame, _WATERMARK_ROWS, unfiltered)
+    return frame
+
+
+def with_watermark_rows(frame: DataFrame) -> DataFrame:
+    """Returns the frame that `attach_watermark_rows` attached to this one; the frame itself if there is none."""
+    found: DataFrame = vars(frame).get(_WATERMARK_ROWS, frame)
     return found
 
 

@@ -4,6 +4,11 @@ Rows are packed into Arrow IPC batches by key group (`key_groups`), by the sourc
 Spark shuffles the batches to the task of the key group. There the state of the key group is unpacked, the operator
 processes the rows in order, and its result returns as one list per column, which Spark explodes to rows. So the number
 of calls between Spark and Python depends on the number of key groups, not on the number of keys or rows.
+
+The events of a `TableJoin` wait for the watermark of its table, and Spark's timers know only that of the query. So
+every batch in which the table's watermark advances has a row with it for each key group. A second, small state value
+has the last of these watermarks and the one that releases the next event. Until then, the state of the key group is
+neither read nor written.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pyarrow as pa
 
 from headwater.engine.spark.python_workers import freeze_gc
+from headwater.engine.state.encoding import decode_time
 from headwater.engine.state.grouping import sort_by_event_time
 from headwater.engine.state.key_groups import (
     IPC_BATCH_SCHEMA,
@@ -24,14 +30,18 @@ from headwater.engine.state.key_groups import (
     ipc_source_of,
     pack_key_group,
     unpack_key_group,
+    with_watermark_rows,
 )
 from headwater.engine.state.state import (
     OFFSET,
     PARTITION,
+    TABLE_INPUT,
     TIME,
     TIMESTAMP,
     MemoryState,
     Operator,
+    State,
+    TableJoin,
     first_open_time,
     next_timer,
 )
@@ -75,10 +85,12 @@ def apply_in_spark(
     from pyspark.sql import types as T
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-    inputs = [_add_position(frame, at) for frame, at in zip(frames, times, strict=True)]
+    table = TABLE_INPUT if isinstance(operator, TableJoin) else None
+    read = [with_watermark_rows(frame) if number == table else frame for number, frame in enumerate(frames)]
+    inputs = [_add_position(frame, at) for frame, at in zip(read, times, strict=True)]
     delays = [frame.schema[at].metadata.get(_WATERMARK_DELAY_KEY) for frame, at in zip(frames, times, strict=True)]
     event_time = {_WATERMARK_DELAY_KEY: next(delay for delay in delays if delay is not None)}
-    packers = [BatchPacker(number, tuple(keys), key_groups) for number, keys in enumerate(operator.keys)]
+    packers = [BatchPacker(n, tuple(keys), key_groups, n == table) for n, keys in enumerate(operator.keys)]
     batch_schema = from_arrow_schema(IPC_BATCH_SCHEMA)
     batch_schema["at"].metadata = event_time
     batches = [
@@ -123,6 +135,7 @@ class SparkHost:
         self._operator = operator
         self._schemas = tuple(schemas)
         self._key_groups = key_groups
+        self._table_join = operator if isinstance(operator, TableJoin) else None
 
     def init(self, handle: Any) -> None:
         """Open the state; Spark calls it for each task of each batch."""
@@ -131,23 +144,50 @@ class SparkHost:
         fields = [T.StructField("bucket", T.BinaryType()), T.StructField("timer", T.LongType())]
         self._handle = handle
         self._state = handle.getValueState("bucket", T.StructType(fields))
+        if self._table_join is not None:
+            fields = [T.StructField("watermark", T.LongType()), T.StructField("next", T.LongType())]
+            self._table = handle.getValueState("table", T.StructType(fields))
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Process new Arrow IPC batches of a key group."""
         streams: list[list[bytes]] = [[] for _ in self._schemas]
+        watermark: int | None = None
         for row in rows:
-            streams[row.input].append(row.rows)
-        return self._step(key[0], streams, timerValues)
+            if row["count"]:
+                streams[row.input].append(row.rows)
+            else:
+                watermark = decode_time(row.rows)
+        if watermark is not None and not any(streams) and self._releases_nothing(watermark):
+            return iter(())
+        return self._step(key[0], streams, timerValues, table_watermark=watermark)
+
+    def _releases_nothing(self, watermark: int) -> bool:
+        """Returns whether no event waits for this watermark of the table; records the watermark then."""
+        stored = self._table.get()
+        # A state of an older version does not have it: its events may wait.
+        if stored is None or (stored[1] is not None and stored[1] < first_open_time(watermark)):
+            return False
+        self._table.update((watermark, stored[1]))
+        return True
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Process an expired timer of a key group without new rows."""
-        return self._step(key[0], [[] for _ in self._schemas], timerValues, expiredTimerInfo.getExpiryTimeInMs())
+        streams: list[list[bytes]] = [[] for _ in self._schemas]
+        return self._step(key[0], streams, timerValues, fired=expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
         """Exclude the loaded modules from garbage collection; nothing has to be closed at the end of a task."""
         freeze_gc("operator")
 
-    def _step(self, number: int, streams: list[list[bytes]], times: Any, fired: int | None = None) -> Iterator[Any]:
+    def _step(
+        self,
+        number: int,
+        streams: list[list[bytes]],
+        times: Any,
+        *,
+        fired: int | None = None,
+        table_watermark: int | None = None,
+    ) -> Iterator[Any]:
         inputs = [
             sort_by_event_time(decode_ipc(batches, schema)) if batches else schema.empty_table()
             for batches, schema in zip(streams, self._schemas, strict=True)
@@ -156,7 +196,11 @@ class SparkHost:
         packed, timer = stored or (None, None)
         form = self._operator.form
         state = unpack_key_group(packed, self._key_groups, form) if packed else MemoryState()
-        result = self._operator.step(state, inputs, first_open_time(times.getCurrentWatermarkInMs() * 1_000))
+        watermark = first_open_time(times.getCurrentWatermarkInMs() * 1_000)
+        if self._table_join is None:
+            result = self._operator.step(state, inputs, watermark)
+        else:
+            result = self._step_table_join(self._table_join, state, inputs, watermark, table_watermark)
         timer = self._set_timer(next_timer(state), timer, fired)
         group = pack_key_group(state, self._key_groups, form)
         # State and timer are one value, so a restart finds them together; an empty group must not stay for ever.
@@ -165,6 +209,17 @@ class SparkHost:
         elif stored:
             self._state.clear()
         return _to_list_rows(result, encode_state_sizes(state, number, group.sizes))
+
+    def _step_table_join(
+        self, join: TableJoin, state: State, inputs: Sequence[pa.Table], watermark: int, table_watermark: int | None
+    ) -> pa.Table:
+        """Run a step with the table's newest watermark, that of this batch or of an earlier one."""
+        stored = self._table.get()
+        known = stored[0] if table_watermark is None and stored else table_watermark
+        result = join.step(state, inputs, watermark, None if known is None else first_open_time(known))
+        if known is not None and (now := (known, join.next_release(state))) != stored:
+            self._table.update(now)
+        return result
 
     def _set_timer(self, next_time: int | None, timer: int | None, fired: int | None) -> int | None:
         """Keep one Spark timer for a key group, at its next timer; returns its time in milliseconds.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ __all__ = [
     "QUARANTINE_REASON",
     "QUARANTINE_SCHEMA",
     "SINCE",
+    "TABLE_INPUT",
     "TIME",
     "TIMERS",
     "TIMESTAMP",
@@ -35,6 +36,7 @@ __all__ = [
     "SingleValues",
     "State",
     "StatefulStep",
+    "TableJoin",
     "delete_timers",
     "describe_columns",
     "first_open_time",
@@ -367,6 +369,37 @@ class Operator(StatefulStep, Protocol):
     @property
     def uses_event_time(self) -> bool:
         """Whether its result depends on the watermark. If so, late events are left out before they reach it."""
+
+
+TABLE_INPUT: Final = 1
+"""The number of the table among the inputs of a `TableJoin`."""
+
+
+@runtime_checkable
+class TableJoin(Operator, Protocol):
+    """An operator that joins events with a table, and whose events wait until the table is complete at their time.
+
+    A table is often complete long before the watermark, which also waits for late events. So its hosts pass the
+    watermark of the table, too.
+    """
+
+    def next_release(self, state: State) -> int | None:
+        """Returns the time above which the table's watermark releases the next event; None if no event waits."""
+
+    def step(
+        self, state: State, inputs: Sequence[pa.Table], watermark: int, table_watermark: int | None = None
+    ) -> pa.Table:
+        """Process new rows, and the events for which the table is complete now.
+
+        Args:
+            state: The state; changed in place.
+            inputs: The events and the table's rows.
+            watermark: Event time below which all inputs are complete.
+            table_watermark: The same of the table alone; None if it is not known.
+
+        Returns:
+            Rows of exactly `schema`.
+        """
 
 
 def describe_columns(schema: pa.Schema) -> str:
