@@ -192,8 +192,9 @@ def find_first_versions(changes: pa.RecordBatch, whole: WholeRows, rows: Current
     keys = whole.keys.to_pylist()
     first = np.zeros(len(keys), bool)
     first[list({key: place for place, key in reversed(list(enumerate(keys)))}.values())] = True
-    unknown, _ = rows.find(keys, whole.values.schema)
-    return updated & first & (unknown < 0)
+    positions, _ = rows.find(keys, whole.values.schema)
+    found: Flags = updated & first & (positions < 0)
+    return found
 
 
 def select_new_rows(

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from headwater.app import App
 from headwater.capture.capture_status import CaptureStatus, read_statuses
@@ -32,6 +32,9 @@ from headwater.profiles import Profile
 from headwater.runner import INTERRUPT_TIMEOUT, CaptureProcesses, EngineProcess
 from headwater.store.status import EngineStatus, read_engine_status, write_engine_status
 from headwater.store.views.view_query import ViewQuery, ViewResult
+
+if TYPE_CHECKING:
+    from headwater.log.protocol import TimedLog
 
 __all__ = ["SHOP", "DemoResult", "DemoRun", "DemoSettings"]
 
@@ -190,7 +193,8 @@ class DemoRun:
         """Start the engine, and the capture of a database that answers."""
         self.database = database
         os.environ[_DATABASE_VARIABLE] = database.url  # engine and capture load the app, too
-        captures = bind_captures(self.app, Profile(PROFILE.default), self.folder, self.client.log)
+        log = cast("TimedLog", self.client.log)  # the folder's
+        captures = bind_captures(self.app, Profile(PROFILE.default), self.folder, log)
         self._engine = EngineProcess(SHOP, self.folder)
         self._engine.start()
         self._captures = CaptureProcesses(SHOP, self.folder, [each.name for each in captures], notify=logger.info)

@@ -96,9 +96,9 @@ app.topic(
 app.table("products", hw.capture("${SHOP_DATABASE}", table="products"))
 
 
-@app.view(key=("minute", "category"))
+@app.view(key=("minute", "category"), late=hw.correct(for_="1 hour"))
 def revenue(orders: DataFrame, products: hw.Table) -> DataFrame:
-    """Revenue by minute, at the price and in the category that the product had when it was sold."""
+    """Revenue by minute, at the price and in the category of the sale; late orders are still added for one hour."""
     minute = F.window("placed_at", "1 minute").alias("minute")
     sums = F.sum(F.expr("quantity * price")).alias("revenue"), F.count("*").alias("orders")
     return hw.join_as_of(orders, products, on="product_id").groupBy(minute, "category").agg(*sums)
