@@ -222,9 +222,8 @@ def _print_rows(output: Output, rows: ViewResult | None) -> None:
         return
     output.print_text("")
     print_view(output, rows)
-    output.note(
-        "the newest rows of the view revenue: one for each minute and category, at the prices of the sales; a late order still changes them"
-    )
+    output.note("the newest rows of the view revenue: one for each minute and category, at the prices of the sales;")
+    output.note("a late order still changes them")
 
 
 def _print_commands(output: Output, folder: Path) -> None:
