@@ -30,7 +30,7 @@ help:  ## print this list
 
 install: $(INSTALLED) $(SYSTEM)  ## set up .venv (the other targets do it when needed)
 
-demo: $(INSTALLED)  ## run the demo shop: live events, six pipelines on Spark, a web page (FOR=60s ends it)
+demo: $(INSTALLED)  ## run the demo shop: events, a captured PostgreSQL, six pipelines on Spark, a web page (FOR=60s ends it and checks the numbers)
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run all tests, doctests included (WORKERS=0: in one process)

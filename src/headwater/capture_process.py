@@ -128,8 +128,8 @@ def describe_status(status: CaptureStatus) -> str:
         return f"{text}: {status.error.get('code')}: {status.error.get('title')}" + (f"; fix: {fix}" if fix else "")
     if status.table:
         total = f" of about {status.rows_total:,}" if status.rows_total else ""
-        left = f", {status.time_left:.0f} s left" if status.time_left >= 0 else ""
-        text += f" of {status.table}, {status.rows_done:,}{total} rows{left}"
+        text += f" of {status.table}, {status.rows_done:,}{total} rows"
+        text += f", {status.speed}" if status.speed else ""
     for table in status.tables:
         if table.error is not None:
             text += f"; table {table.table} has stopped: {table.error.get('title')}"

@@ -67,6 +67,28 @@ def test_rows_of_the_first_snapshot_are_valid_since_always(tmp_path: Path) -> No
     assert (micros(second.occurred_at), second.id) == (micros(START) + 5_000_000, "shop/1:5.0")
 
 
+def test_first_version_of_a_row_that_changes_while_its_table_loads_is_valid_since_always(tmp_path: Path) -> None:
+    """Otherwise an as-of join would find no row for events from before the change."""
+    shape, *rest = snapshot([product(1), product(2)])
+    changes = [
+        change("update", product(3, "a")),  # was there before, and the snapshot leaves it out
+        change("insert", product(4, "new")),
+        change("update", product(4, "newer")),
+        change("update", product(3, "b")),
+        change("update", product(6, "moved"), product(5, "moved"), holds="key"),
+    ]
+    again = [change("update", product(3, "c"))]
+    run_to_end(tmp_path, ScriptedSource([[epoch(), shape], [transaction(changes, 5)], [transaction(again, 7)], rest]))
+    always = {event.offset for event in read_events(tmp_path) if micros(event.occurred_at) == SINCE_ALWAYS}
+    found = [
+        (event.key, event.value and event.value["name"], event.offset in always) for event in read_events(tmp_path)
+    ]
+    assert found == [
+        (3, "a", True), (4, "new", False), (4, "newer", False), (3, "b", False), (5, None, False), (6, "moved", False),
+        (3, "c", False), (1, "tea", True), (2, "tea", True),
+    ]  # fmt: skip
+
+
 def test_key_change_is_a_deletion_and_a_row(tmp_path: Path) -> None:
     swap = [
         change("update", product(9, "one"), product(1, "one")),

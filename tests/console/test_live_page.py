@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from headwater.capture.capture_status import CaptureStatus, TableProgress, capture_folder, write_status
 from headwater.log import Topic
 from headwater.server import Node
 from headwater.store import EventCounts, SideOutput, ViewTable
@@ -323,6 +324,22 @@ def test_no_text_of_anybody_runs(browser: Browser, node: Node, shop: Shop):
     assert browser.look().messages == []
     assert browser.hosts == {f"127.0.0.1:{node.port}"}
     assert len(PAYLOADS) >= 150
+
+
+def test_a_captured_database_is_a_source_in_the_graph(browser: Browser, node: Node, shop: Shop):
+    node.log.create(Topic.declare("products", "id int", key="id", compact=True))
+    tables, folder = (
+        (TableProgress("public.products", "products", loaded=True),),
+        capture_folder(shop.folder, "shop-db"),
+    )
+    folder.mkdir(parents=True)
+    write_status(folder, CaptureStatus("shop-db", "streaming", now(), lag=0.25, tables=tables))
+    browser.open(node.url)
+    assert "streaming · 0.2 s behind" in browser.wait_text("[data-box='database:shop-db']", "streaming")
+    browser.wait("return !!document.querySelector('[data-box=\"topic:products\"]')")
+    assert browser.look().messages == []
+    write_status(folder, CaptureStatus("shop-db", "streaming", now() - 60_000_000, lag=0.25, tables=tables))
+    browser.wait_text("[data-box='database:shop-db']", "not running")  # its process is gone
 
 
 def test_topics_that_nobody_reads_do_not_fill_the_graph(browser: Browser, node: Node, shop: Shop):

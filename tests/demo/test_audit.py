@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 import pytest
 
 import headwater as hw
-from headwater.demo.audit import BATCH_QUERIES, Audit, PipelineFacts, TopicFacts
+from headwater.captures import bind_captures
+from headwater.demo.audit import BATCH_QUERIES, Audit, PipelineFacts, TableFacts, TopicFacts
 from headwater.demo.producers import PROGRAMS, Journal, ProgramContext, SendCounts, cold_stores
 from headwater.demo.shop import app
+from headwater.demo.shop_database import ShopConnection, transactions
+from headwater.profiles import Profile
 from headwater.testing import run
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SUM = {"in_": 10, "used": 7, "late": 1, "quarantined": 1, "dropped": 1}
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """The shop's products in an SQLite file, which the app finds by its variable."""
+    file = str(tmp_path_factory.mktemp("database") / "shop.db")
+    with contextlib.closing(ShopConnection(file)) as shop, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOP_DATABASE", file)
+        shop.create_products(seed=1)
+        yield shop
+
+
 @pytest.fixture
-def shop(tmp_path):
+def shop(tmp_path, database):
     """An audit of a log with 200 readings, and the folder of the journal that records them."""
     with hw.connect(tmp_path / "data") as client:
+        bind_captures(app, Profile("embedded"), tmp_path / "data", client.log)
         for topic in app.topics.values():
             client.log.create(topic)
         journal = Journal(tmp_path / "journals" / "plant.csv")
@@ -70,6 +85,7 @@ def test_pipelines_that_have_not_begun_have_no_rows_and_miss_their_events(shop):
         TopicFacts("orders", SendCounts(10, 9, 1), 8),
         TopicFacts("orders", SendCounts(10, 9, 1), 9, missing=1),
         TopicFacts("orders", SendCounts(10, 9, 1), 9, unknown=1),
+        TableFacts("products", 7, 40, 40, 1),
         PipelineFacts("revenue", counts=SUM | {"used": 6}),
         PipelineFacts("revenue", counts=SUM, events=11),
         PipelineFacts("revenue", counts=SUM, events=10, rows=3, wrong=1),
@@ -82,11 +98,12 @@ def test_a_number_that_is_off_is_a_fault(facts):
 
 def test_numbers_that_add_up_are_no_fault():
     assert TopicFacts("orders", SendCounts(10, 9, 1), 9).faults() == []
+    assert TableFacts("products", 7, 40, 40, 0).faults() == []
     assert PipelineFacts("revenue", counts=SUM, events=10, rows=3, wrong=0).faults() == []
 
 
 @pytest.fixture(scope="module")
-def world():
+def world(database):
     """Four minutes of the shop on Spark, at 40 events per second, with failing events."""
     with run(app, now=NOON) as world:
         programs = [
@@ -105,6 +122,9 @@ def world():
                 for topic, values in by_topic.items():
                     world.send(topic, *values)
             world.advance("4 seconds")
+        world.settle()
+        for transaction in islice(transactions(seed=1), 100):
+            transaction.run(database)
         world.advance("1 minute")
         for _ in range(2):  # the second one processes rows that became final in the first
             world.settle()
@@ -121,6 +141,16 @@ def test_each_pipeline_finds_what_a_batch_query_finds(world, name):
     assert compared.events == compared.counts["in_"] > 0
     assert compared.rows
     assert (compared.counts["quarantined"] > 0) == (name == "search_times")
+
+
+@pytest.mark.spark
+def test_the_captured_table_is_what_the_database_has(world, database):
+    audit, rows = Audit(world.client, app, {}), database.query("select * from products")
+    facts = audit.table("products", rows)
+    assert (facts.faults(), facts.rows) == ([], len(rows))
+    assert facts.changes > 100
+    rows[0]["stock"] += 1
+    assert audit.table("products", rows[:-1]).wrong == 2
 
 
 @pytest.mark.spark

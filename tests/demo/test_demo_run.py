@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from headwater.demo.audit import sent_topics
 from headwater.demo.shop import app
+from headwater.demo.shop_database import PRODUCTS
 from headwater.server import find_node
 from headwater.store.status import read_engine_status
+from tests.demo.test_shop_database import servers
 
 COMMAND = Path(sys.executable).with_name("headwater")
 
@@ -43,7 +46,7 @@ def until(true: Callable[[], object], seconds: float = 150) -> None:
 def appended(folder: Path) -> int:
     with hw.connect(folder) as client:
         known = set(client.topics())
-        return sum(client.log.counts(name)["appended"] for name in app.topics if name in known)
+        return sum(client.log.counts(name)["appended"] for name in sent_topics(app) if name in known)
 
 
 def members(session: int | None) -> list[int]:
@@ -82,7 +85,7 @@ def test_without_spark_or_java_the_log_works_and_says_what_is_missing(environmen
     assert word in lines[2]
     assert word in lines[-1]
     rows = {row["topic"]: row for row in map(json.loads, out.splitlines())}
-    assert set(rows) == set(app.topics)
+    assert set(rows) == set(sent_topics(app))
     with hw.connect(tmp_path / "data") as client:  # counted again, by reading the log
         for topic, row in rows.items():
             assert row["acknowledged"] == row["events"] == len(list(client.read(topic))) > 0
@@ -116,7 +119,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int | None]:
 def test_no_process_outlives_a_demo_that_was_killed(killed):
     folder, engine = killed
     until(lambda: find_node(folder) is None)
-    until(lambda: not members(engine))
+    until(lambda: not members(engine) and not servers(folder / "demo"))
     before = appended(folder)
     time.sleep(0.5)
     assert appended(folder) == before
@@ -133,7 +136,7 @@ def test_ctrl_c_ends_the_demo_and_all_its_processes(killed, environment):
     assert process.returncode == 130, err
     assert "the numbers are not checked" in err
     assert find_node(folder) is None
-    until(lambda: not members(read_engine_status(folder).pid))
+    until(lambda: not members(read_engine_status(folder).pid) and not servers(folder / "demo"))
 
 
 @pytest.mark.spark
@@ -146,11 +149,18 @@ def test_at_its_end_every_number_of_the_demo_adds_up(killed, environment):
     rows = [json.loads(line) for line in out.splitlines()]
     pipelines = {row["pipeline"]: row for row in rows if "pipeline" in row}
     assert set(pipelines) == set(app.pipelines)
+    (copied,) = [row for row in rows if "table" in row]
+    assert (copied["table"], copied["wrong"]) == ("products", 0)
+    assert copied["rows"] == copied["in_database"] >= PRODUCTS
+    assert copied["changes"] > 15  # five transactions each second
+    assert "postgresql://postgres:***@127.0.0.1" in err
     for row in pipelines.values():
         assert row["in"] == row["used"] + row["late"] + row["quarantined"] + row["dropped"]
         assert (row["wrong"], row["quarantined"]) == (0, 0)
     with hw.connect(folder) as client:
-        assert pipelines["revenue"]["in"] == len(list(client.read("orders")))
+        assert pipelines["revenue"]["in"] == sum(len(list(client.read(name))) for name in ("orders", "products"))
+        assert all(row["category"] for row in client.view("revenue").rows())
         assert pipelines["revenue"]["rows"] == len(client.view("revenue").rows()) > 0
     assert find_node(folder) is None
     assert not members(read_engine_status(folder).pid)
+    assert not servers(folder / "demo")

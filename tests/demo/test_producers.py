@@ -10,8 +10,10 @@ from itertools import islice, pairwise
 import pytest
 
 import headwater as hw
+from headwater.demo.audit import sent_topics
 from headwater.demo.producers import PROGRAMS, DemoEvent, ProgramContext, cold_stores, till, web
 from headwater.demo.shop import app
+from headwater.demo.shop_database import PRODUCTS
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -43,7 +45,7 @@ def test_every_event_has_a_number_of_its_own():
         for item in without_repeats(islice(program.events(ProgramContext(program.name, 1, lambda: NOON, "a")), 3000))
     )
     assert set(numbers.values()) == {1}
-    assert {topic for topic, _ in numbers} == set(app.topics)
+    assert {topic for topic, _ in numbers} == set(sent_topics(app))
 
 
 def without_repeats(items: Iterator[DemoEvent]) -> Iterator[DemoEvent]:
@@ -62,15 +64,23 @@ def test_runs_do_not_share_numbers():
     assert not first & second
 
 
+def test_orders_are_for_products_that_are_always_there():
+    assert {item.value["product_id"] for item in sent(till, 3000) if item.topic == "orders"} == set(
+        range(1, PRODUCTS + 1)
+    )
+
+
 def test_every_topic_is_read_by_a_pipeline_and_every_event_fits_its_type(tmp_path):
-    assert set(app.topics) <= {source for pipeline in app.pipelines.values() for source in pipeline.inputs}
+    assert {*sent_topics(app), *app.captures} <= {
+        source for pipeline in app.pipelines.values() for source in pipeline.inputs
+    }
     with hw.connect(tmp_path) as client:
-        for topic in app.topics.values():
-            client.log.create(topic)
+        for topic in sent_topics(app):
+            client.log.create(app.topics[topic])
         for program in (till, web, cold_stores):
             for item in without_repeats(iter(sent(program, 400))):
                 client.send(item.topic, item.value)
-        assert sum(client.log.counts(name)["appended"] for name in app.topics) > 1_000
+        assert sum(client.log.counts(name)["appended"] for name in sent_topics(app)) > 1_000
 
 
 def test_tills_repeat_a_payment_now_and_then():
@@ -82,11 +92,11 @@ def test_tills_repeat_a_payment_now_and_then():
     assert all(number % 25 == 0 for number in repeated)
 
 
-def test_most_orders_are_paid_in_full_and_some_never():
+def test_most_orders_are_paid_and_some_never():
     items = sent(till, 6000)
     orders = {item.value["order_id"]: item.value for item in items if item.topic == "orders"}
     paid = {item.value["order_id"]: item.value for item in items if item.topic == "payments"}
-    assert all(orders[number]["amount"] == payment["amount"] for number, payment in paid.items())
+    assert paid.keys() < orders.keys()
     assert 0.02 < 1 - len(paid) / len(orders) < 0.15
 
 

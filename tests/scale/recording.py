@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 import headwater as hw
+from headwater.demo.audit import sent_topics
 from headwater.demo.producers import PROGRAMS, DemoEvent, ProgramContext
 from headwater.demo.shop import app
 from headwater.events import ManualClock
@@ -32,8 +32,8 @@ def closing(number: int) -> Iterator[DemoEvent]:
     """One late-evening event for each topic; of many numbers, every partition gets some."""
     at = CLOSING + timedelta(milliseconds=number)
     name, customer = f"closing-{number}", 5_000 + number
-    order = {"order_id": name, "customer_id": customer, "category": "toys", "amount": Decimal(1), "placed_at": at}
-    paid = {"payment_id": name, "order_id": name, "method": "cash", "amount": Decimal(1), "paid_at": at}
+    order = {"order_id": name, "customer_id": customer, "product_id": 40, "quantity": 1, "placed_at": at}
+    paid = {"payment_id": name, "order_id": name, "method": "cash", "paid_at": at}
     search = {"search_id": name, "customer_id": customer, "words": "", "hits": 1, "millis": 1, "searched_at": at}
     reading = {"sensor_id": name, "reading_id": name, "celsius": 1.0, "measured_at": at, "sent_at": at}
     yield DemoEvent("orders", order)
@@ -46,10 +46,11 @@ def closing(number: int) -> Iterator[DemoEvent]:
 
 def send(log: TimedLog, clock: ManualClock, count: int, seed: int) -> None:
     """Create the shop's topics and send the recording; times are those of the clock, wherever the log is."""
-    for topic in app.topics.values():
-        log.create(topic)
+    names = sent_topics(app)
+    for name in names:
+        log.create(app.topics[name])
     client = hw.Client(log, clock)
-    producers = {name: client.producer(name) for name in app.topics}
+    producers = {name: client.producer(name) for name in names}
     evening = (((CLOSING, sent)) for number in range(30) for sent in closing(number))
     for at, sent in (*recorded(count, seed), *evening):
         clock.advance(at - clock.now())

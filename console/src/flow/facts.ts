@@ -14,6 +14,12 @@ const facts = (first: string, second = "", more: Partial<Facts> = {}): Facts => 
 
 /** The line of a box in two parts, from the newest data. */
 export function factsOf(box: Box): Facts {
+  if (box.kind === "database") {
+    const capture = live.topics.find((one) => one.capture?.name === box.name)?.capture;
+    if (!capture) return facts("–");
+    const trouble = ["stopped", "unreachable", "not running"].includes(capture.state);
+    return facts(capture.state, capture.behind === null ? "" : `${span(capture.behind)} behind`, { trouble });
+  }
   if (box.kind === "topic") {
     const topic = live.topics.find((one) => one.name === box.name);
     if (!topic) return facts(live.topicsLoaded ? "not created yet" : "");
@@ -38,6 +44,7 @@ export function factsOf(box: Box): Facts {
 /** Events per second on an edge: what a pipeline reads, or the rows that it changes; null before the first one. */
 export function rateOf(edge: Edge): number | null {
   const [kind, name] = split(edge.to);
+  if (edge.from.startsWith("database:")) return live.rates.topic(name);
   if (kind !== "pipeline") {
     const pipeline = live.pipelines.find((one) => one.name === name);
     return pipeline?.rows ? (live.rates.rows.get(name) ?? null) : null;

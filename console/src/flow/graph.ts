@@ -1,6 +1,6 @@
 import type { Pipeline, TopicInfo, ViewInfo } from "../live/wire";
 
-export type Kind = "topic" | "pipeline" | "view";
+export type Kind = "database" | "topic" | "pipeline" | "view";
 
 export interface Box {
   id: string;
@@ -21,7 +21,7 @@ export interface Graph {
   alone: string[];
 }
 
-/** What flows where: from topics through pipelines into views, and on into the topics of streams. */
+/** What flows where: from captured databases into topics, through pipelines into views, and on into the topics of streams. */
 export function graphOf(pipelines: Pipeline[], topics: TopicInfo[], views: ViewInfo[]): Graph {
   const boxes = new Map<string, Box>();
   const edges: Edge[] = [];
@@ -41,6 +41,7 @@ export function graphOf(pipelines: Pipeline[], topics: TopicInfo[], views: ViewI
     join(here, kept.has(pipeline.name) ? box("view", pipeline.name) : box("topic", pipeline.name));
   }
   for (const view of views) if (view.kind === "view" && !kept.has(view.name)) box("view", view.name);
+  for (const topic of topics) if (topic.capture) join(box("database", topic.capture.name), box("topic", topic.name));
   const changes = /\.changes(\.\d+)?$/;
   const names = topics.map((topic) => topic.name);
   const alone = names.filter((name) => !changes.test(name) && !name.startsWith("_") && !boxes.has(`topic:${name}`));

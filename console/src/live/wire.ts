@@ -72,10 +72,18 @@ export interface ViewInfo {
   watermark: string | null;
 }
 
+export interface Capture {
+  name: string;
+  state: string;
+  behind: number | null;
+}
+
 export interface TopicInfo {
   name: string;
   events: number;
   end: number;
+  /** The capture that fills the topic with a table of a database. */
+  capture: Capture | null;
 }
 
 export interface Upsert {
@@ -206,10 +214,15 @@ export function viewsOf(value: unknown): ViewInfo[] {
   });
 }
 
+function captureOf(value: unknown): Capture | null {
+  const found = document(value);
+  return found.name ? { name: text(found.name), state: text(found.state), behind: perhaps(found.behind_seconds) } : null;
+}
+
 export function topicsOf(value: unknown): TopicInfo[] {
   return list(document(value).topics).map((one) => {
     const topic = document(one);
-    return { name: text(topic.name), events: number(topic.events), end: number(topic.end) };
+    return { name: text(topic.name), events: number(topic.events), end: number(topic.end), capture: captureOf(topic.capture) };
   });
 }
 

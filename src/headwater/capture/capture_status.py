@@ -83,6 +83,17 @@ class CaptureStatus(msgspec.Struct, frozen=True):
     error: dict[str, Any] | None = None
     tables: tuple[TableProgress, ...] = ()
 
+    @property
+    def speed(self) -> str:
+        """How fast a snapshot is, and how long it will take, as text; empty if that is unknown.
+
+        Example:
+            >>> CaptureStatus("shop", "snapshot", 0, rate=20_000.0, time_left=34.2).speed
+            '20,000 rows/s, 34 s left'
+        """
+        left = f"{self.time_left:.0f} s left" if self.time_left >= 0 else ""
+        return ", ".join(filter(None, [f"{self.rate:,.0f} rows/s" if self.rate > 0 else "", left]))
+
 
 def capture_folder(data: Path, name: str) -> Path:
     """Returns the folder of a capture in a data folder.

@@ -25,11 +25,11 @@ class CapturedTable:
     """A table of a database that `app.table` keeps a copy of.
 
     Attributes:
-        source: A URL, the path of an SQLite file, or the name of a capture in the profile.
+        source: A URL, the path of an SQLite file, a reference to one of these, or the name of a capture in the profile.
         table: The table in the source.
         key: The key columns; empty: the primary key.
         columns: The columns to capture; empty: all.
-        mode: "log" or "trigger"; empty: what the source has rights for.
+        mode: "log" or "trigger"; empty: the log, where there is one.
         name: The name of the capture; empty: derived from the source.
         outbox: Whether the rows are events of other topics.
         location: Where the user declared it.
@@ -71,12 +71,12 @@ def capture(
     """Capture a table of a database: `app.table` keeps an exact copy of it in a topic.
 
     Args:
-        source: `postgresql://…`, `mariadb://…`, `sqlite:///path`, the path of an SQLite file, or the name of a capture
-            in the profile (`[profiles.NAME.captures]`).
+        source: `postgresql://…`, `mariadb://…`, `sqlite:///path`, the path of an SQLite file, a variable that holds one
+            of these (`${SHOP_DATABASE}`), or the name of a capture in the profile (`[profiles.NAME.captures]`).
         table: The table, with its schema where the database has schemas.
         key: The key column or columns; the primary key, if omitted.
         columns: The columns to capture; all, if omitted.
-        mode: "log" reads the database's log, "trigger" installs triggers; chosen by the rights there are, if omitted.
+        mode: "log" reads the database's log, "trigger" installs triggers; the log, where there is one, if omitted.
         name: The name of the capture; that of the database, if omitted. Tables with one name share a process, a journal
             and a place in the database's log.
         outbox: Whether the table is an outbox (`hw.outbox`): each inserted row is an event of the topic that it names.
@@ -107,13 +107,15 @@ def capture(
 
 
 def is_address(source: str) -> bool:
-    """Whether a source is a URL or the path of an SQLite file, and not a name of the profile.
+    """Whether a source is a URL, a reference to one or the path of an SQLite file, and not a name of the profile.
 
     Example:
         >>> is_address("postgresql://localhost/shop"), is_address("data/shop.db"), is_address("shop")
         (True, True, False)
+        >>> is_address("${SHOP_DATABASE}")
+        True
     """
-    return "://" in source or source.endswith(_SUFFIXES)
+    return "://" in source or source.endswith(_SUFFIXES) or source.startswith("${")
 
 
 def check_scheme(source: str, location: SourceLocation | None = None) -> None:

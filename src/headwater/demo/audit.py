@@ -1,16 +1,18 @@
-"""Reconciles the demo: the acknowledgements of producers, the events of the log, and the rows of pipelines.
+"""Reconciles the demo: acknowledgements of producers, events of the log, rows of the database and of pipelines.
 
-The expected rows of a pipeline are the result of a batch query over all events that were not late. Times are
-microseconds since 1970: `moment` is the event time; `start` and `end` are the bounds of a window.
+The expected rows of a pipeline are the result of a batch query over all events that were not late, and over all
+versions of the captured table. Times are microseconds since 1970: `moment` is the event time; `start` and `end` are the
+bounds of a window.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ from headwater.pipelines import Pipeline, PipelineKind
 from headwater.pipelines.pipeline import CorrectLate
 from headwater.store.changelog import changelog_topic
 
-__all__ = ["BATCH_QUERIES", "Audit", "BatchQuery", "PipelineFacts", "TopicFacts"]
+__all__ = ["BATCH_QUERIES", "Audit", "BatchQuery", "PipelineFacts", "TableFacts", "TopicFacts", "sent_topics"]
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,19 @@ class BatchQuery:
 BATCH_QUERIES: Final = {
     "revenue": BatchQuery(
         """
-        select moment // 60000000 * 60000000 as start, category, sum(amount) as revenue, count(*) as orders
-        from orders where not late group by all
+        with versions as (
+            from products qualify row_number() over (partition by product_id, moment order by place desc) = 1)
+        select orders.moment // 60000000 * 60000000 as start, category, sum(quantity * price) as revenue,
+               count(*) as orders
+        from orders asof left join versions
+            on orders.product_id = versions.product_id and orders.moment >= versions.moment
+        where not orders.late group by all
         """,
         ("start", "category"),
     ),
     "unpaid": BatchQuery(
         """
-        select order_id, customer_id, category, amount, moment + 30000000 as until
+        select order_id, customer_id, product_id, quantity, moment + 30000000 as until
         from orders
         where not late and not exists (
             from payments where not late and payments.order_id = orders.order_id
@@ -137,6 +144,22 @@ class TopicFacts:
 
 
 @dataclass(frozen=True)
+class TableFacts:
+    """A captured table: how many rows the database and the copy have, and how many differ; `changes` of this run."""
+
+    table: str
+    changes: int
+    rows: int
+    in_database: int
+    wrong: int
+
+    def faults(self) -> list[str]:
+        """Returns the differences as text."""
+        what = f"{self.table}: rows that differ from the database: {self.wrong:,} of {self.in_database:,}"
+        return [what] if self.wrong else []
+
+
+@dataclass(frozen=True)
 class PipelineFacts:
     """A pipeline: the outcome of its events, and the comparison of its rows with a batch query over the same events.
 
@@ -187,7 +210,7 @@ class Audit:
         """Returns all topics, compared event by event with the journals of the producers."""
         acknowledged = _read_journals(journals)
         facts = []
-        for name in self._app.topics:
+        for name in sent_topics(self._app):
             found = {
                 (batch.partition, offset, id_)
                 for batch in self._batches(name, self._starts[name])
@@ -196,6 +219,19 @@ class Audit:
             missing, unknown = len(acknowledged[name] - found), len(found - acknowledged[name])
             facts.append(TopicFacts(name, sent.get(name, SendCounts()), len(found), missing, unknown))
         return facts
+
+    # -- captured tables -----------------------------------------------------------------------------------------
+
+    def table(self, name: str, database: Sequence[Mapping[str, Any]]) -> TableFacts:
+        """Returns a captured table, compared row by row with what the database has."""
+        key = self._app.topics[name].key
+        changes = sum(batch.values.num_rows for batch in self._batches(name, self._starts.get(name)))
+        found, wanted = (
+            {tuple(row[column] for column in key): _plain_row(row) for row in rows}
+            for rows in (self._client.view(name).rows(), database)
+        )
+        wrong = sum(found.get(row) != wanted.get(row) for row in found.keys() | wanted.keys())
+        return TableFacts(name, changes, len(found), len(wanted), wrong)
 
     # -- pipelines -----------------------------------------------------------------------------------------------
 
@@ -253,20 +289,25 @@ class Audit:
     # -- events --------------------------------------------------------------------------------------------------
 
     def _input_table(self, source: str, correction: timedelta) -> pa.Table:
-        """Returns the events of an input as a table: its columns except timestamps, `moment` and `late`."""
+        """Returns the events of an input as a table: its columns except timestamps, `moment`, `late` and `place`.
+
+        The place is the offset, which orders the versions of a row. No version of a captured table is late.
+        """
         if source in self._app.pipelines:
             return _flatten_window(pa.Table.from_pylist(self._final_rows(source)))
         topic = self._app.topics[source]
         columns = [field.name for field in topic.schema if not pa.types.is_timestamp(field.type)]
         batches = [
             pa.table({name: batch.values.column(name) for name in columns}
-                     | {"moment": batch.event_times, "late": batch.late(topic.lateness + correction)})
+                     | {"moment": batch.event_times, "late": batch.late(topic.lateness + correction),
+                        "place": batch.offsets})
             for batch in self._batches(source)
         ]  # fmt: skip
         if batches:
             return pa.concat_tables(batches)
         fields = [topic.schema.field(name) for name in columns]
-        return pa.schema([*fields, pa.field("moment", pa.int64()), pa.field("late", pa.bool_())]).empty_table()
+        numbers = [pa.field(name, pa.int64()) for name in ("moment", "place")]
+        return pa.schema([*fields, *numbers, pa.field("late", pa.bool_())]).empty_table()
 
     def _final_rows(self, view: str) -> list[dict[str, Any]]:
         """Returns the rows of a view's closed windows, as they were when the window closed."""
@@ -284,6 +325,16 @@ class Audit:
             mine = batch.from_offset(begin[batch.partition])
             if mine.values.num_rows:
                 yield mine
+
+
+def sent_topics(app: App) -> list[str]:
+    """Returns the topics to which producers send: all but those of captured tables."""
+    return [name for name in app.topics if name not in app.captures]
+
+
+def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with numbers as decimals: SQLite returns a decimal as a float."""
+    return {name: Decimal(str(value)) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def _read_journals(journals: Path) -> defaultdict[str, set[tuple[int, int, str]]]:

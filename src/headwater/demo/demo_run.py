@@ -1,9 +1,10 @@
-"""Runs the demo: starts the node, producers and pipelines, shows them, stops them, and checks the numbers."""
+"""Runs the demo: starts node, database, producers and pipelines, shows them, stops them, and checks the numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -14,19 +15,30 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from headwater.app import App
+from headwater.capture.capture_status import CaptureStatus, read_statuses
+from headwater.capture_process import describe_status
+from headwater.captures import bind_captures
 from headwater.client import Client, connect
-from headwater.demo.audit import Audit, PipelineFacts, TopicFacts
+from headwater.config import PROFILE
+from headwater.demo.audit import Audit, PipelineFacts, TableFacts, TopicFacts
 from headwater.demo.producers import PROGRAMS, ProducerJob, SendCounts, produce
+from headwater.demo.shop_database import ShopConnection, ShopDatabase, run_database
 from headwater.errors import BadQueryError, HeadwaterError, UnknownViewError, UnreachableError
 from headwater.events import SystemClock
-from headwater.runner import INTERRUPT_TIMEOUT, EngineProcess
+from headwater.profiles import Profile
+from headwater.runner import INTERRUPT_TIMEOUT, CaptureProcesses, EngineProcess
 from headwater.store.status import EngineStatus, read_engine_status, write_engine_status
 from headwater.store.views.view_query import ViewQuery, ViewResult
 
+if TYPE_CHECKING:
+    from headwater.log.protocol import TimedLog
+
 __all__ = ["SHOP", "DemoResult", "DemoRun", "DemoSettings"]
+
+logger = logging.getLogger("headwater.demo")
 
 
 def _serve_node(folder: str, port: int, control: Connection) -> None:
@@ -57,8 +69,10 @@ SHOP: Final = Path(__file__).with_name("shop.py")
 _RECEIVE_TIMEOUT: Final = 60.0  # seconds for a process to answer, also on a busy machine
 _STOP_TIMEOUT: Final = 15.0  # seconds for a process to exit; the node waits 8 s for requests in progress
 _NEWEST_ROWS: Final = ViewQuery("revenue", order=("-minute", "category"), limit=5)
+_PRODUCTS: Final = ViewQuery("products", order=("product_id",), limit=3)
 _SETTLE_TIMEOUT: Final = 60.0  # seconds in which windows may still close
 _PRELOADED: Final = ["headwater.demo.producers", "headwater.server.node"]
+_DATABASE_VARIABLE: Final = "SHOP_DATABASE"  # where the app looks for the address
 # Tills send through the node; the other programs open the folder. Both append to the same log.
 _VIA_NODE: Final = frozenset(["tills"])
 
@@ -80,9 +94,10 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The result of a run; `missing` says why no pipelines ran."""
+    """The result of a run; `missing` says why no captures and pipelines ran."""
 
     topics: list[TopicFacts]
+    tables: list[TableFacts]
     pipelines: list[PipelineFacts]
     failures: list[str]
     missing: str = ""
@@ -90,7 +105,7 @@ class DemoResult:
     @property
     def faults(self) -> list[str]:
         """All differences and failures."""
-        facts: list[TopicFacts | PipelineFacts] = [*self.topics, *self.pipelines]
+        facts: list[TopicFacts | TableFacts | PipelineFacts] = [*self.topics, *self.tables, *self.pipelines]
         return [*self.failures, *(fault for one in facts for fault in one.faults())]
 
 
@@ -101,6 +116,13 @@ class _ChildProcess:
     name: str
     process: Any
     pipe: Connection
+
+    def receive_answer(self) -> Any:
+        """Returns its next message; raises the problem if it is one."""
+        answer = self.receive()
+        if isinstance(answer, dict):
+            raise HeadwaterError.from_problem(answer)
+        return answer
 
     def receive(self) -> Any:
         """Returns its next message.
@@ -115,7 +137,7 @@ class _ChildProcess:
 
 
 class DemoRun:
-    """A node, the engine with its pipelines, and producers, each in its own process.
+    """A node, the shop's database, its capture, the engine with its pipelines, and producers, each in its own process.
 
     Args:
         folder: The data folder; created if missing.
@@ -134,6 +156,8 @@ class DemoRun:
         self._children: list[_ChildProcess] = []
         self._producers: list[_ChildProcess] = []
         self._engine: EngineProcess | None = None
+        self._captures: CaptureProcesses | None = None
+        self.database: ShopDatabase | None = None
         self._run = f"{time.time_ns():x}"
         self._journals = folder / "demo" / self._run
         self._initial_counts: dict[str, int] = {}
@@ -145,27 +169,36 @@ class DemoRun:
     # -- start ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the node, create the topics, start the engine, then the producers."""
+        """Start node and database, create the topics, start engine and capture, then the producers."""
+        place = str((self.folder / "demo").absolute())
+        self._database = self._spawn("database", run_database, (place, self.settings.seed))
         node = self._spawn("node", _serve_node, (str(self.folder), self._port))
         self.app, self.missing = _load_shop()
         for topic in self.app.topics.values():
             self.client.log.create(topic)
-        starts = {name: {part.partition: part.end for part in self.client.log.ends(name)} for name in self.app.topics}
-        self._initial_counts = {name: self.client.log.counts(name)["appended"] for name in self.app.topics}
-        self._audit = Audit(self.client, self.app, starts)
-        answer = node.receive()
-        if isinstance(answer, dict):
-            raise HeadwaterError.from_problem(answer)
-        self.url = answer
+        self.url = node.receive_answer()
         if self.missing:
             write_engine_status(self.folder, EngineStatus("failed", SystemClock().micros(), self.missing))
         else:
-            self._engine = EngineProcess(SHOP, self.folder)
-            self._engine.start()
+            self._start_pipelines(self._database.receive_answer())
+        starts = {name: {part.partition: part.end for part in self.client.log.ends(name)} for name in self.app.topics}
+        self._initial_counts = {name: self.client.log.counts(name)["appended"] for name in self.app.topics}
+        self._audit = Audit(self.client, self.app, starts)
         for process in PROGRAMS:
             target = self.url if process in _VIA_NODE else str(self.folder)
             job = ProducerJob(target, process, self._journals, self._run, **asdict(self.settings))
             self._producers.append(self._spawn(process, produce, (job,)))
+
+    def _start_pipelines(self, database: ShopDatabase) -> None:
+        """Start the engine, and the capture of a database that answers."""
+        self.database = database
+        os.environ[_DATABASE_VARIABLE] = database.url  # engine and capture load the app, too
+        log = cast("TimedLog", self.client.log)  # the folder's
+        captures = bind_captures(self.app, Profile(PROFILE.default), self.folder, log)
+        self._engine = EngineProcess(SHOP, self.folder)
+        self._engine.start()
+        self._captures = CaptureProcesses(SHOP, self.folder, [each.name for each in captures], notify=logger.info)
+        self._captures.start()
 
     # -- watch ---------------------------------------------------------------------------------------------------
 
@@ -187,6 +220,18 @@ class DemoRun:
             return None
         return found if found.table.num_rows else None
 
+    def products(self) -> ViewResult | None:
+        """Returns some rows of the captured table; None before its first ones."""
+        try:
+            found = self.client.view_source.read(_PRODUCTS)
+        except (UnknownViewError, BadQueryError):
+            return None
+        return found if found.table.num_rows else None
+
+    def capture_status(self) -> CaptureStatus | None:
+        """Returns how far the capture is; None before its process runs."""
+        return next(iter(read_statuses(self.folder)), None)
+
     def engine_status(self) -> EngineStatus:
         """Returns the state of the engine."""
         return read_engine_status(self.folder) or EngineStatus("starting", SystemClock().micros())
@@ -194,10 +239,16 @@ class DemoRun:
     # -- stop ----------------------------------------------------------------------------------------------------
 
     def stop_producers(self) -> None:
-        """Stop the producers and collect their counts."""
-        for producer in self._producers:
+        """Stop the producers and the changes of the database, and collect the counts of the producers."""
+        database = [self._database] if self.database is not None else []
+        for child in (*self._producers, *database):
             with contextlib.suppress(OSError):
-                producer.pipe.send("stop")
+                child.pipe.send("stop")
+        for child in database:
+            try:
+                child.receive_answer()
+            except HeadwaterError as error:
+                self._failures.append(error.what)
         for producer in self._producers:
             try:
                 report, faults = producer.receive()
@@ -229,11 +280,24 @@ class DemoRun:
         """Compare producers, topics and pipelines."""
         topics = self._audit.topics(self._sent, self._journals)
         if self.missing:
-            return DemoResult(topics, [], self._failures, self.missing)
+            return DemoResult(topics, [], [], self._failures, self.missing)
         state = self.engine_status()
         failures = [*self._failures, *([f"Spark: {state.detail}"] if state.state == "failed" else [])]
+        if (status := self.capture_status()) is not None and status.error is not None:
+            failures.append(describe_status(status))
+        tables = [self._compare_table(name) for name in self.app.captures]
         pipelines = [self._compare(facts) for facts in self.pipelines()]
-        return DemoResult(topics, pipelines, failures)
+        return DemoResult(topics, tables, pipelines, failures)
+
+    def _compare_table(self, name: str) -> TableFacts:
+        """Compare a captured table with the database; retry for a while if they differ: the last changes may follow."""
+        assert self.database is not None
+        end = time.monotonic() + _SETTLE_TIMEOUT
+        with contextlib.closing(ShopConnection(self.database.url)) as shop:
+            rows = shop.query(f"select * from {name}")
+        while (compared := self._audit.table(name, rows)).faults() and time.monotonic() < end:
+            time.sleep(0.1)
+        return compared
 
     def _compare(self, facts: PipelineFacts) -> PipelineFacts:
         """Compare a pipeline's rows; retry for a while if they differ, because windows may close meanwhile."""
@@ -247,20 +311,22 @@ class DemoRun:
 
     def interrupt(self) -> None:
         """Stop all processes within some seconds, after Ctrl-C; nothing waits for events that are not processed."""
-        if self._engine is not None:
-            stop = threading.Thread(target=self._engine.interrupt, daemon=True)
+        supervised = [each for each in (self._engine, self._captures) if each is not None]
+        stops = [threading.Thread(target=each.interrupt, daemon=True) for each in supervised]
+        for stop in stops:
             stop.start()
-            self._stop_children(INTERRUPT_TIMEOUT)
+        self._stop_children(INTERRUPT_TIMEOUT)
+        for stop in stops:
             stop.join()
-            self._engine = None
-        else:
-            self._stop_children(INTERRUPT_TIMEOUT)
+        self._engine = self._captures = None
 
     def close(self) -> None:
         """Stop all processes."""
-        if self._engine is not None:
-            self._engine.stop()
+        for supervised in (self._engine, self._captures):
+            if supervised is not None:
+                supervised.stop()
         self._stop_children(_STOP_TIMEOUT)
+        os.environ.pop(_DATABASE_VARIABLE, None)
         self.client.close()
 
     def _stop_children(self, timeout: float) -> None:

@@ -15,7 +15,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +22,7 @@ from random import Random
 from typing import Any, Final
 
 from headwater.client import Client, Producer, connect
+from headwater.demo.shop_database import PRODUCTS
 from headwater.errors import HeadwaterError
 from headwater.events import Receipt
 
@@ -71,7 +71,6 @@ class Journal:
         self._file.close()
 
 
-_CATEGORIES: Final = ("books", "food", "garden", "music", "toys")
 _PAGES: Final = ("/", "/offers", "/product", "/cart", "/checkout")
 _WORDS: Final = ("tea", "blue chair", "guitar", "seeds", "crime novel", "puzzle", "honey")
 _CUSTOMERS: Final = 2_000
@@ -177,8 +176,8 @@ def _order(context: ProgramContext, turn: int, random: Random) -> dict[str, Any]
     return {
         "order_id": context.id(turn),
         "customer_id": random.randrange(_CUSTOMERS),
-        "category": random.choice(_CATEGORIES),
-        "amount": Decimal(random.randint(100, 9_999)).scaleb(-2),
+        "product_id": random.randint(1, PRODUCTS),
+        "quantity": random.choice((1, 1, 1, 2, 3)),
         "placed_at": context.ago(random, 1) - delay,
     }
 
@@ -188,7 +187,6 @@ def _payment(context: ProgramContext, turn: int, random: Random, order: dict[str
         "payment_id": context.id(turn),
         "order_id": order["order_id"],
         "method": random.choice(("card", "card", "cash", "voucher")),
-        "amount": order["amount"],
     }
 
 

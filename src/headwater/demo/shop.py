@@ -1,9 +1,11 @@
-"""A small shop as an app: six topics and six pipelines. `headwater run shop.py` runs it; copy it and adapt it."""
+"""A small shop as an app: six topics, a table of the shop's database and six pipelines. Copy it and adapt it.
+
+`SHOP_DATABASE=postgresql://… headwater run shop.py` runs it.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -12,19 +14,17 @@ import headwater as hw
 
 __all__ = ["Click", "Login", "Order", "Payment", "Reading", "Search", "app"]
 
-Money = Annotated[Decimal, hw.Precision(12, 2)]
-
 app = hw.App("shop")
 
 
 @dataclass
 class Order:
-    """A customer bought something."""
+    """A customer bought some pieces of a product."""
 
     order_id: str
     customer_id: int
-    category: Literal["books", "food", "garden", "music", "toys"]
-    amount: Money
+    product_id: int
+    quantity: int
     placed_at: datetime
 
 
@@ -35,7 +35,6 @@ class Payment:
     payment_id: str
     order_id: str
     method: Literal["card", "cash", "voucher"]
-    amount: Money
     paid_at: datetime
 
 
@@ -94,14 +93,15 @@ app.topic(
     lateness="5 seconds",
     durability="fast",
 )
+app.table("products", hw.capture("${SHOP_DATABASE}", table="products"))
 
 
 @app.view(key=("minute", "category"), late=hw.correct(for_="1 hour"))
-def revenue(orders: DataFrame) -> DataFrame:
-    """Revenue by minute and category; late orders are still added for one hour."""
+def revenue(orders: DataFrame, products: hw.Table) -> DataFrame:
+    """Revenue by minute, at the price and in the category of the sale; late orders are still added for one hour."""
     minute = F.window("placed_at", "1 minute").alias("minute")
-    sums = F.sum("amount").alias("revenue"), F.count("*").alias("orders")
-    return orders.groupBy(minute, "category").agg(*sums)
+    sums = F.sum(F.expr("quantity * price")).alias("revenue"), F.count("*").alias("orders")
+    return hw.join_as_of(orders, products, on="product_id").groupBy(minute, "category").agg(*sums)
 
 
 @app.stream

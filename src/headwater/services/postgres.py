@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -9,43 +10,53 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from headwater.errors import MissingProgramError, ServiceFailedError
 from headwater.services.servers import LaunchedServer, free_ports, launch, process_start_time, write_password
 
-__all__ = ["launch_postgres"]
+__all__ = ["check_installed", "launch_postgres"]
 
 _SYSTEM: Final = Path("/usr/lib/postgresql")  # where Debian keeps each version's programs
 _KILL_TIMEOUT: Final = 20.0  # seconds for the child processes of a killed server to end
 _USER: Final = "nobody"  # the user of the server if root starts it
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServer:
+def launch_postgres(
+    folder: Path, *, ports: tuple[int, ...] = (), die_with_parent: bool = False, settings: Mapping[str, str] = _NONE
+) -> LaunchedServer:
     """Start a server; it answers when `wait` returns. Existing data in the folder is kept.
 
     Args:
         folder: The folder of its data, password and output; created if missing.
         ports: The preferred port.
+        die_with_parent: Whether the server ends when the calling thread does, even by a kill.
+        settings: Further settings of the server.
 
     Raises:
         MissingProgramError: PostgreSQL is not installed.
         ServiceFailedError: The folder could not be initialised.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    programs, prefix, data = _find_programs(), _user_prefix(), folder / "data"
+    programs, data = _find_programs(), folder / "data"
     if not data.exists():
-        _init_data(programs, prefix, folder, data)
+        _init_data(programs, _setpriv(), folder, data)
+    if die_with_parent:
+        _end_orphan(data)
     _remove_stale_pid_file(data)
     (port,) = free_ports(1, ports)
-    settings = {
+    fixed = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": "",
         "wal_level": "logical",  # for change capture
     }
+    prefix = _setpriv(die_with_parent=die_with_parent)
     command = [*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(port)]
-    command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    command += [word for name, value in (fixed | dict(settings)).items() for word in ("-c", f"{name}={value}")]
     output = folder / "server.log"
     process = launch(command, output)
     url = f"postgresql://postgres:***@127.0.0.1:{port}/postgres"
@@ -53,6 +64,16 @@ def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedSer
     return LaunchedServer(
         "postgres", url, (port,), process, output, lambda: _is_ready(data, process.pid), signal.SIGINT
     )
+
+
+def check_installed() -> None:
+    """Check that a server could be started.
+
+    Raises:
+        MissingProgramError: PostgreSQL is not installed.
+    """
+    _find_programs()
+    _setpriv()
 
 
 def _find_programs() -> Path:
@@ -75,20 +96,21 @@ def _find_programs() -> Path:
     )
 
 
-def _user_prefix() -> list[str]:
+def _setpriv(*, die_with_parent: bool = False) -> list[str]:
     """Returns a command prefix that runs PostgreSQL as nobody if the user is root, which PostgreSQL refuses.
 
-    The capability lets it traverse folders that only root may read.
+    The capability lets it traverse folders that only root may read. SIGQUIT, which the kernel sends with
+    `die_with_parent`, is an immediate shutdown: the server releases its shared memory, and recovers at the next start.
     """
-    if os.geteuid() != 0:
-        return []
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
+    root, setpriv = os.geteuid() == 0, shutil.which("setpriv")
+    if setpriv is None and root:
         what = "PostgreSQL does not run as root, and there is no setpriv to start it as another user"
         raise MissingProgramError(what, fix="apt-get install util-linux", program="setpriv")
-    group = str(pwd.getpwnam(_USER).pw_gid)
-    user = ["--reuid", _USER, "--regid", group, "--clear-groups"]
-    return [setpriv, *user, "--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    options = ["--pdeathsig", "QUIT"] if die_with_parent else []
+    if root:
+        options += ["--reuid", _USER, "--regid", str(pwd.getpwnam(_USER).pw_gid), "--clear-groups"]
+        options += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return [setpriv, *options] if setpriv is not None and options else []
 
 
 def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> None:
@@ -106,6 +128,22 @@ def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> N
         what, fix = f"initdb could not initialise {data}", "check the permissions of that folder"
         raise ServiceFailedError(what, detail=done.stderr[-2000:], fix=fix, service="postgres")
     partial.rename(data)
+
+
+def _end_orphan(data: Path) -> None:
+    """End a server that runs on this data folder although its parent is gone: there was no setpriv to end it."""
+    try:
+        pid = int((data / "postmaster.pid").read_text().partition("\n")[0])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return
+    if os.fsencode(data) not in command:  # the process id is that of another program by now
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGQUIT)
+    deadline = time.monotonic() + _KILL_TIMEOUT
+    while process_start_time(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _remove_stale_pid_file(data: Path) -> None:

@@ -200,15 +200,15 @@ class PostgresPool:
         """Returns the error of a failed connection; libpq reports the cause only as text."""
         message = self._redact_message(error)
         if re.search(r"authentication|password|pg_hba|role .* (does not exist|not permitted)", message):
-            return BadCredentialsError(
-                "the database does not accept the user or the password", detail=f"{self.display_url}: {message}"
-            )
+            what, fix = "the database does not accept the user or the password", "correct them in the address"
+            return BadCredentialsError(what, detail=f"{self.display_url}: {message}", fix=fix)
         if re.search(r'database ".*" does not exist', message):
             return BadSettingError("there is no such database", detail=self.display_url, fix="createdb, or another URL")
         if isinstance(error, psycopg.ProgrammingError):
             what = "the URL of the database cannot be read"
             return BadSettingError(what, detail=message, fix="postgresql://user:password@host:port/database")
-        return UnreachableError(f"no database answers at {self.display_url}", detail=message)
+        what, fix = f"no database answers at {self.display_url}", "start it, or correct host and port of the address"
+        return UnreachableError(what, detail=message, fix=fix)
 
     def _translate_error(self, error: psycopg.Error) -> HeadwaterError:
         message = f"{self.display_url}: {self._redact_message(error)}"

@@ -145,7 +145,8 @@ class Server:
         if state == _LOCKED:
             return UnreachableError("a table of the database is locked", detail=detail)
         if state == _NO_RIGHT:
-            return BadCredentialsError("the user lacks a privilege in the database", detail=detail)
+            what, fix = "the user lacks a privilege in the database", "headwater capture check URL"
+            return BadCredentialsError(what, detail=detail, fix=fix)
         if state == _NOT_READY:
             return NotCapturableError(what, detail=detail, fix="headwater capture check URL")
         return HeadwaterError(what, detail=detail, sqlstate=state)
@@ -155,17 +156,20 @@ class Server:
         message = self._redact(str(error))
         detail = f"{self.display_url}: {message}"
         if re.search(r"replication slots|max_wal_senders|number of requested standby", message):
-            return UnreachableError("the database has no free sender for a replication connection", detail=detail)
+            what = "the database has no free sender for a replication connection"
+            return UnreachableError(what, detail=detail, fix="raise max_wal_senders, and restart the server")
         if re.search(r"starting up|shutting down|recovery", message):
             return UnreachableError(f"the database at {self.display_url} is not ready", detail=detail)
         if _REFUSED_LOGIN.search(message):
-            return BadCredentialsError("the database does not accept the user or the password", detail=detail)
+            what, fix = "the database does not accept the user or the password", "correct them in the address"
+            return BadCredentialsError(what, detail=detail, fix=fix)
         if re.search(r'database ".*" does not exist', message):
             return BadSettingError("there is no such database", detail=self.display_url, fix="createdb, or another URL")
         if isinstance(error, psycopg.ProgrammingError):
             what = "the URL of the database cannot be read"
             return BadSettingError(what, detail=message, fix="postgresql://user:password@host:port/database")
-        return UnreachableError(f"no database answers at {self.display_url}", detail=detail)
+        what, fix = f"no database answers at {self.display_url}", "start it, or correct host and port of the address"
+        return UnreachableError(what, detail=detail, fix=fix)
 
     def _redact(self, message: str) -> str:
         message = re.sub(r"//[^@/\s]*@", "//", message)

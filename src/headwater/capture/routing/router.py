@@ -23,7 +23,13 @@ from headwater.capture.routing.outbox_events import encode_events, find_events, 
 from headwater.capture.routing.table_rows import TableRows, fit_columns
 from headwater.capture.routing.table_topic import define_table_topic, merge_shape
 from headwater.capture.routing.topic_appender import TopicAppender, take_rows
-from headwater.capture.routing.whole_rows import TRUNCATE, WholeRows, complete_rows, select_new_rows
+from headwater.capture.routing.whole_rows import (
+    TRUNCATE,
+    WholeRows,
+    complete_rows,
+    find_first_versions,
+    select_new_rows,
+)
 from headwater.capture.source import ChangeBatch, Record, RecordKind, SourceTable, TableShape
 from headwater.errors import (
     BadKeyError,
@@ -46,7 +52,8 @@ __all__ = ["SINCE_ALWAYS", "Router", "TableState"]
 logger = logging.getLogger("headwater.capture")
 
 SINCE_ALWAYS: Final = -62_135_596_800_000_000
-"""The event time of rows of the first snapshot, in microseconds: the first moment that Python and Spark know."""
+"""The event time of the first version of rows that are older than the capture, in microseconds: the first moment that
+Python and Spark know."""
 _MARKER_INTERVAL: Final = 100_000  # microseconds of the source's time between two idle markers of a table
 _READ_BYTES: Final = 8 << 20  # about what one read of an adopted topic takes
 _READ_TIMEOUT: Final = 2.0  # seconds; events below the end are there, but Kafka may take a moment
@@ -336,6 +343,8 @@ class Router:
         times = batch.changes.column("at").cast(pa.int64()).to_numpy()[whole.source]
         if table.marked is not None:
             times = np.maximum(times, table.marked)
+        if not table.loaded:
+            times = np.where(find_first_versions(batch.changes, whole, rows), SINCE_ALWAYS, times)
         kept = self._append_rows(table, batch, whole, ids, times)
         if kept is not None:
             whole = whole.take(np.flatnonzero(kept))

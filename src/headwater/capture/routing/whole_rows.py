@@ -19,7 +19,7 @@ from headwater.capture.routing.table_rows import CurrentRows
 from headwater.events import flags_column, keys_of
 from headwater.events.change import OPS
 
-__all__ = ["DELETE", "READ", "TRUNCATE", "WholeRows", "complete_rows", "select_new_rows"]
+__all__ = ["DELETE", "READ", "TRUNCATE", "WholeRows", "complete_rows", "find_first_versions", "select_new_rows"]
 
 READ: Final = OPS.index("read")
 UPDATE: Final = OPS.index("update")
@@ -180,6 +180,21 @@ def _insert_deletions(
         order >= count,
         whole.rejected,
     )
+
+
+def find_first_versions(changes: pa.RecordBatch, whole: WholeRows, rows: CurrentRows) -> Flags:
+    """Returns which rows come from the first known change of a row that was there before, as its table loads.
+
+    The snapshot leaves such rows out, so this version stands for the one before, which nobody knows.
+    """
+    updated = (changes.column("op").to_numpy() == UPDATE)[whole.source]
+    updated &= ~np.isin(whole.source, whole.source[whole.moved])  # a new key was not there before
+    keys = whole.keys.to_pylist()
+    first = np.zeros(len(keys), bool)
+    first[list({key: place for place, key in reversed(list(enumerate(keys)))}.values())] = True
+    positions, _ = rows.find(keys, whole.values.schema)
+    found: Flags = updated & first & (positions < 0)
+    return found
 
 
 def select_new_rows(

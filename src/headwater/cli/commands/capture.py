@@ -20,7 +20,7 @@ from headwater.cli.output import Column, Output, confirm
 from headwater.errors import BadAppError, NotCapturableError, UsageError, near_names
 
 if TYPE_CHECKING:
-    from headwater.capture.capture_status import CaptureStatus
+    from headwater.capture.capture_status import CaptureStatus, TableProgress
     from headwater.capture.source import Inspection, TableShape
     from headwater.captures import DatabaseCapture
     from headwater.log.protocol import TimedLog
@@ -93,7 +93,7 @@ def capture(
     if target is None:
         raise UsageError(f"the action {action!r} needs a target", fix=_USAGE[action], verb="capture")
     if action == "check":
-        return _check(output, _url(target, options), source.table, source.mode)
+        return _check(output, target, _url(target, options), source)
     if action == "run":
         return _run(output, target, options)
     found = _find_capture(target, source.app, options)
@@ -123,19 +123,28 @@ def _url(target: str, options: Options) -> str:
     return Address(target, "captures").resolve()
 
 
-def _check(output: Output, url: str, tables: tuple[str, ...], mode: str) -> int:
+def _check(output: Output, target: str, url: str, chosen: SourceOptions) -> int:
     from headwater.capture.declaration import capture_name
     from headwater.capture.source import SourceTable
     from headwater.capture.sources import open_source
 
-    with contextlib.closing(open_source(url, capture_name(url), mode)) as source:
-        found = source.inspect([SourceTable(name, name) for name in tables])
-    if missing := sorted(set(tables) - {shape.table for shape in found.tables} - {one.table for one in found.remedies}):
+    with contextlib.closing(open_source(url, capture_name(url), chosen.mode)) as source:
+        found = source.inspect([SourceTable(name, name) for name in chosen.table])
+    seen = {shape.table for shape in found.tables} | {one.table for one in found.remedies}
+    if missing := sorted(set(chosen.table) - seen):
         near = near_names(missing[0], [shape.table for shape in found.tables])
         what = f"the database has no table {missing[0]!r}"
         raise NotCapturableError(what, fix=near[0] if near else "headwater capture check URL", table=missing[0])
-    output.print_record(_inspection_document(found), _inspection_lines(url, found))
-    return NotCapturableError.exit_code if any(remedy.blocking for remedy in found.remedies) else 0
+    output.print_record(_inspection_document(found), _inspection_lines(target, found))
+    # Of a whole database, tables that cannot be captured are no obstacle for the others.
+    blocking = [one for one in found.remedies if one.blocking and (chosen.table or not one.table)]
+    return NotCapturableError.exit_code if blocking or not _ready_tables(found) else 0
+
+
+def _ready_tables(found: Inspection) -> list[TableShape]:
+    """Returns the tables that could be captured now."""
+    blocked = {remedy.table for remedy in found.remedies if remedy.blocking}
+    return [] if "" in blocked else [shape for shape in found.tables if shape.key and shape.table not in blocked]
 
 
 def _inspection_document(found: Inspection) -> dict[str, Any]:
@@ -156,28 +165,47 @@ def _inspection_document(found: Inspection) -> dict[str, Any]:
     }
 
 
-def _inspection_lines(url: str, found: Inspection) -> Iterator[str]:
-    from headwater.profiles import redact
-
+def _inspection_lines(target: str, found: Inspection) -> Iterator[str]:
     yield f"{found.server}, captured by {found.mode}"
     yield from (f"  {name:24} {value}" for name, value in found.facts.items())
     for remedy in found.remedies:
         yield f"{'must change' if remedy.blocking else 'remark'}: {remedy.what}"
         if remedy.fix:
-            yield f"  run: {remedy.fix}"
-    blocked = {remedy.table for remedy in found.remedies if remedy.blocking}
+            yield f"  fix: {remedy.fix}"
     for shape in found.tables:
         columns = ", ".join(f"{field.name} {shape.types.get(field.name, field.type)}" for field in shape.schema)
         yield f"table {shape.table}, key {', '.join(shape.key) or 'none'}: {columns}"
-    ready = [shape for shape in found.tables if shape.table not in blocked and shape.key]
-    if ready:
-        yield "for the app file:"
-        yield from (f"  {_app_line(redact(url), shape)}" for shape in ready)
+    if ready := _ready_tables(found):
+        address = _hide_password(target)
+        yield "for the app file:" if address == target else f"for the app file, with export {_PASSWORD}=…:"
+        yield from (f"  {_app_line(address, shape)}" for shape in ready)
 
 
-def _app_line(url: str, shape: TableShape) -> str:
+_PASSWORD: Final = "DATABASE_PASSWORD"  # the variable that the printed lines refer to
+
+
+def _hide_password(target: str) -> str:
+    """Returns an address with a reference in place of a plain password; one that is a reference stays.
+
+    Example:
+        >>> _hide_password("postgresql://ada:tide@db/shop")
+        'postgresql://ada:${DATABASE_PASSWORD}@db/shop'
+        >>> _hide_password("postgresql://ada:${TIDE}@db/shop")
+        'postgresql://ada:${TIDE}@db/shop'
+    """
+    from headwater.errors import BadProfileError
+    from headwater.profiles import Address, redact
+
+    try:
+        Address(target, "captures").validate(plain_secrets=False)
+    except BadProfileError:
+        return redact(target).replace("***", f"${{{_PASSWORD}}}")
+    return target
+
+
+def _app_line(address: str, shape: TableShape) -> str:
     topic = shape.table.rpartition(".")[2]
-    return f'{topic} = app.table("{topic}", hw.capture("{url}", table="{shape.table}"))'
+    return f'{topic} = app.table("{topic}", hw.capture("{address}", table="{shape.table}"))'
 
 
 # -- status and requests -------------------------------------------------------------------------------------------
@@ -212,7 +240,7 @@ def _status_rows(status: CaptureStatus, now: float) -> Iterator[dict[str, Any]]:
     for table in status.tables:
         loading = status.table == table.table
         error = table.error or status.error
-        note = f"{error.get('code')}: {error.get('title')}" if error else table.backfill or status.detail
+        note = f"{error.get('code')}: {error.get('title')}" if error else _describe_load(status, table, loading=loading)
         total = f"/{status.rows_total:,}" if status.rows_total else ""
         yield {
             "capture": status.name,
@@ -228,6 +256,13 @@ def _status_rows(status: CaptureStatus, now: float) -> Iterator[dict[str, Any]]:
             "note": note,
             "error": error,
         }
+
+
+def _describe_load(status: CaptureStatus, table: TableProgress, *, loading: bool) -> str:
+    """Returns how fast a snapshot of a table is, or why it needs one and how it gets it."""
+    if table.backfill:
+        return f"{table.backfill}; headwater capture snapshot {table.table}"
+    return ", ".join(filter(None, [status.detail, status.speed if loading else ""]))
 
 
 def _is_alive(pid: int) -> bool:

@@ -28,6 +28,7 @@ from headwater.cli.run_messages import Rates
 from headwater.config import PORT
 from headwater.errors import EnvironmentFaultError, UsageError
 from headwater.events.values import format_value
+from headwater.profiles import redact
 from headwater.units import duration
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ _TOPICS = [
     Column("ACKNOWLEDGED", "acknowledged", format_count, right=True),
     Column("IN LOG", "events", format_count, right=True),
     Column("DUPLICATES", "duplicate", format_count, right=True),
+]
+_TABLES = [
+    Column("CAPTURED TABLE", "table"),
+    Column("CHANGES", "changes", format_count, right=True),
+    Column("ROWS", "rows", format_count, right=True),
+    Column("IN DATABASE", "in_database", format_count, right=True),
+    Column("DIFFERENT", "wrong", format_count, right=True),
 ]
 _PIPELINES = [
     Column("PIPELINE", "pipeline"),
@@ -71,12 +79,15 @@ def demo(
 ) -> int:
     """Run a demo shop with live events and pipelines on Spark.
 
-    Tills, a web shop and sensors send typed events to a log; six pipelines turn them into views and streams; a node
-    serves log, views and a web page. On a terminal, tables show topics, pipelines and the newest rows of a view. At the
-    end of --for the demo reconciles its numbers: every acknowledged event is in the log, every pipeline accounts for
-    each of its events, and its rows equal those of a batch query. The exit code is 1 if they do not, and 3 if Spark or
-    Java is missing; then only the log runs. Ctrl-C ends the demo within 3 seconds, without this check. The data folder
-    stays.
+    Tills, a web shop and sensors send typed events to a log; the products are captured live from a PostgreSQL, in which
+    prices and stock change; six pipelines turn events and products into views and streams; a node serves log, views and
+    a web page. On a terminal, tables show topics, pipelines and the newest rows of a view. At the end of --for the demo
+    reconciles its numbers: every acknowledged event is in the log, the captured table equals the database, every
+    pipeline accounts for each of its events, and its rows equal those of a batch query. The exit code is 1 if they do
+    not, and 3 if Spark or Java is missing; then only the log runs. Ctrl-C ends the demo within 3 seconds, without this
+    check. The data folder stays.
+
+    PostgreSQL comes with headwater[demo]; without it, the database of the shop is an SQLite file.
 
     Args:
         what: The demo to run: shop.
@@ -132,6 +143,9 @@ def _print_banner(output: Output, run: DemoRun, name: str, length: float | None)
     output.note(f"headwater {__version__}  {name}   {run.url}")
     output.note(f"log        ready   {plural(len(run.app.topics), 'topic')} in {run.folder}")
     output.note(f"spark      {spark}")
+    if run.database is not None:
+        why = f"; {run.database.reason}" if run.database.reason else ""
+        output.note(f"database   {redact(run.database.url)}, captured as the table products{why}")
     output.note(f"shop       {run.settings.rate:g} events/s, {plural(len(run.app.pipelines), 'pipeline')}, {until}")
     output.note(f"try        {program_name()} tail orders --data {shlex.quote(str(run.folder))}")
 
@@ -172,6 +186,8 @@ def _print_summary(output: Output, result: DemoResult) -> int:
     output.print_rows(
         _TOPICS, [{"topic": one.topic, "events": one.events, **asdict(one.sent)} for one in result.topics]
     )
+    if result.tables:
+        output.print_rows(_TABLES, [asdict(one) for one in result.tables])
     if result.pipelines:
         output.print_rows(_PIPELINES, map(_pipeline_row, result.pipelines))
     if result.pipelines and not output.json:
@@ -187,12 +203,14 @@ def _print_summary(output: Output, result: DemoResult) -> int:
         return EnvironmentFaultError.exit_code
     number, rows = len(result.pipelines), sum(one.rows or 0 for one in result.pipelines)
     equal = f"{plural(rows, 'row')} of {plural(number, 'pipeline')} equal to a batch query"
-    output.note(f"{plural(events, 'event')} acknowledged and in the log, {equal}: every number adds up")
+    copied = f"{plural(sum(one.rows for one in result.tables), 'row')} equal to the database"
+    output.note(f"{plural(events, 'event')} acknowledged and in the log, {copied}, {equal}: every number adds up")
     return 0
 
 
 _LEGEND: Final = (
-    "ACKNOWLEDGED: confirmed to the sender; DUPLICATES: sent twice, kept once; IN: what a pipeline has read",
+    "ACKNOWLEDGED: confirmed to the sender; DUPLICATES: sent twice, kept once; CHANGES: captured from the database",
+    "IN: what a pipeline has read; for revenue orders and changes of products",
     "IN = USED for its rows + LATE, after its window + QUARANTINED, the function failed + DROPPED by a policy",
     "ROWS: the size of the result; DIFFERENT: rows that a batch query over the same events contradicts",
 )
@@ -204,9 +222,8 @@ def _print_rows(output: Output, rows: ViewResult | None) -> None:
         return
     output.print_text("")
     print_view(output, rows)
-    output.note(
-        "the newest rows of the view revenue: one for each minute and category; a late order still changes them"
-    )
+    output.note("the newest rows of the view revenue: one for each minute and category, at the prices of the sales;")
+    output.note("a late order still changes them")
 
 
 def _print_commands(output: Output, folder: Path) -> None:
@@ -215,7 +232,7 @@ def _print_commands(output: Output, folder: Path) -> None:
         return
     program, place = program_name(), shlex.quote(str(folder))
     output.note(f"the data stays in {folder}:")
-    for words in ("view revenue", "cat orders --limit 3", "view hw_pipelines", "demo --for 30s"):
+    for words in ("view revenue", "view products", "cat orders --limit 3", "view hw_pipelines", "demo --for 30s"):
         output.note(f"  {program} {words} --data {place}")
 
 
@@ -244,7 +261,8 @@ def _display(run: DemoRun, done: Callable[[], bool], hint: str) -> None:
                 Text(),
                 _live_table(_LIVE_PIPELINES, map(_pipeline_row, facts), pipeline_rates),
                 Text(_LIVE_LEGEND, style="dim"),
-                *_live_rows(run.newest_rows()),
+                *_live_rows("view revenue, newest rows (one for each minute and category)", run.newest_rows()),
+                *_live_rows(_describe_capture(run), run.products()),
             )
             live.update(Group(tables, _engine_line(run.engine_status()), Text(last, style="dim")), refresh=True)
             time.sleep(_REFRESH_INTERVAL)
@@ -261,11 +279,20 @@ def _live_table(columns: list[Column], rows: Iterable[dict[str, Any]], rates: di
     return table
 
 
-def _live_rows(result: ViewResult | None) -> Iterator[RenderableType]:
-    """Yields the newest rows of the view revenue as a table with a title."""
+def _describe_capture(run: DemoRun) -> str:
+    """Returns where the table products comes from, and how far its capture is."""
+    status = run.capture_status()
+    if run.database is None or status is None:
+        return ""
+    known = f", {status.lag:.1f} s behind" if status.lag >= 0 else ""
+    return f"table products, captured from {redact(run.database.url)} ({status.state}{known}), first rows"
+
+
+def _live_rows(title: str, result: ViewResult | None) -> Iterator[RenderableType]:
+    """Yields rows as a table with a title."""
     if result is None:
         return
-    yield Text("\nview revenue, newest rows (one for each minute and category)", style="bold")
+    yield Text(f"\n{title}", style="bold")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in result.table.schema.names:
         table.add_column(name.upper())

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import Query, Request, Response
 from msgspec import UNSET
 
+from headwater.capture.capture_status import read_statuses
 from headwater.client.deletion import Deletion, delete_topic
 from headwater.errors import (
     BadNameError,
@@ -42,6 +43,7 @@ ARROW_SCHEMA = "application/vnd.apache.arrow.schema"
 DDL = "text/plain"
 JSON_SCHEMA = "application/schema+json"
 _PATH = "/api/topics/{name}"
+_STALE = 10_000_000  # microseconds; a capture writes its status about once a second
 
 
 class TopicRoutes(Routes):
@@ -55,7 +57,7 @@ class TopicRoutes(Routes):
         return json_response({"topics": await self._threads.read(self._read_summaries)})
 
     def _read_summaries(self) -> list[documents.TopicSummary]:
-        summaries = []
+        summaries, captures = [], self._read_captures()
         for name in self._log.topics():
             held = self._log.ends(name)
             summaries.append(
@@ -65,9 +67,21 @@ class TopicRoutes(Routes):
                     sum(self._log.count_events(name).values()),
                     sum(part.end for part in held),
                     max(part.appended_at for part in held),
+                    captures.get(name),
                 )
             )
         return summaries
+
+    def _read_captures(self) -> dict[str, documents.CaptureSummary]:
+        """Returns the captures of tables, by topic."""
+        now = self._log.clock.micros()
+        found: dict[str, documents.CaptureSummary] = {}
+        for status in read_statuses(self._log.folder):
+            running = now - status.updated_at < _STALE or status.error is not None
+            behind = round(status.lag, 1) if running and status.lag >= 0 else None
+            summary = documents.CaptureSummary(status.name, status.state if running else "not running", behind)
+            found |= {table.topic: summary for table in status.tables}
+        return found
 
     @Route(
         "POST",

@@ -184,14 +184,26 @@ class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     given: list[str] | UnsetType = UNSET
 
 
-class TopicSummary(msgspec.Struct):
-    """A topic in a list: its number of offsets, and when the last batch was appended (microseconds since 1970)."""
+class CaptureSummary(msgspec.Struct):
+    """The capture of a table: its name, its state, and the seconds since the time up to which the source is known."""
+
+    name: str
+    state: str
+    behind_seconds: float | None
+
+
+class TopicSummary(msgspec.Struct, omit_defaults=True):
+    """A topic in a list: its number of offsets, and when the last batch was appended (microseconds since 1970).
+
+    The topic of a captured table has its capture.
+    """
 
     name: str
     partitions: int
     events: int
     end: int
     appended_at: int
+    capture: CaptureSummary | None = None
 
 
 class OffsetDocument(msgspec.Struct):

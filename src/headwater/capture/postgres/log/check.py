@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
@@ -11,7 +12,7 @@ from headwater.capture.postgres.catalog import Catalog, CatalogTable, Publicatio
 from headwater.capture.postgres.connection import Connection, Server
 from headwater.capture.postgres.log.replication import ReplicationStream
 from headwater.capture.source import Inspection, Remedy, SourceTable, TableShape
-from headwater.errors import HeadwaterError, NotCapturableError
+from headwater.errors import HeadwaterError, NotCapturableError, near_names
 from headwater.sql.identifiers import quote
 
 __all__ = ["inspect_database", "refuse_unusable"]
@@ -27,7 +28,6 @@ _SETTINGS: Final = """
            has_database_privilege(current_database(), 'CREATE'), current_database()::text,
            pg_is_in_recovery(), current_setting('server_encoding')
 """
-_USER: Final = "USER"  # a word of the statements to replace
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
@@ -50,7 +50,9 @@ def inspect_database(server: Server, slot: str, publication: str, tables: Sequen
         facts["publication"] = publication if made else f"{publication} (not made yet)"
         shapes: list[TableShape] = []
         for one in wanted:
-            blocking = _check_table(one, found.get(one.table), made, publication)
+            blocking = _check_table(one, found.get(one.table), made, publication, facts["user"])
+            if one.table not in found and (near := near_names(one.table, list(catalog.tables(None)))):
+                blocking = [replace(remedy, fix=f"did you mean {near[0]}?") for remedy in blocking]
             remedies += blocking
             if not any(remedy.blocking for remedy in blocking):
                 shapes.append(catalog.layout(one, found[one.table], None, 1).shape)
@@ -67,9 +69,10 @@ def refuse_unusable(connection: Connection, tables: Sequence[SourceTable], found
     Raises:
         NotCapturableError: A setting, a right or a table is not usable; the fix is the statement that changes it.
     """
-    remedies = _check_settings(_read_settings(connection))
+    settings = _read_settings(connection)
+    remedies = _check_settings(settings)
     for one in tables:
-        remedies += _check_table(one, found.get(one.table), None, "")
+        remedies += _check_table(one, found.get(one.table), None, "", settings["user"])
     first = next((one for one in remedies if one.blocking), None)
     if first is not None:
         others = [one.what for one in remedies if one.blocking and one is not first]
@@ -133,7 +136,8 @@ def _check_settings(settings: Mapping[str, Any]) -> list[Remedy]:
         add(f"wal_level is {settings['level']}, not logical: the log has too little to read changes from", fix)
     if not settings["replication"]:
         user = quote(settings["user"])
-        add(f"the user {settings['user']} may not replicate", f"as an administrator: ALTER ROLE {user} REPLICATION")
+        fix = f'as an administrator: ALTER ROLE {user} REPLICATION; or hw.capture(…, mode="trigger")'
+        add(f"the user {settings['user']} may not replicate", fix)
     if settings["keep"] == "-1":
         what = "max_slot_wal_keep_size is unlimited: while capture is down, the kept log can fill the server's disk"
         fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '20GB'; SELECT pg_reload_conf()"
@@ -157,7 +161,7 @@ def _check_login(server: Server, facts: dict[str, str]) -> list[Remedy]:
 
 
 def _check_table(
-    table: SourceTable, found: CatalogTable | None, made: Publication | None, publication: str
+    table: SourceTable, found: CatalogTable | None, made: Publication | None, publication: str, user: str
 ) -> list[Remedy]:
     if found is None:
         return [
@@ -175,8 +179,8 @@ def _check_table(
     cases = (
         (found.persistence != "p", "is not written to the log", f"ALTER TABLE {name} SET LOGGED"),
         (found.partition, "is a partition", "capture the partitioned table"),
-        (not found.readable, "is not readable for the user", f"GRANT SELECT ON {name} TO {_USER}"),
-        (found.row_security, "has policies that hide rows from the user", f"ALTER ROLE {_USER} BYPASSRLS"),
+        (not found.readable, "is not readable for the user", f"GRANT SELECT ON {name} TO {quote(user)}"),
+        (found.row_security, "has policies that hide rows from the user", f"ALTER ROLE {quote(user)} BYPASSRLS"),
     )
     for holds, what, fix in cases:
         if holds:

@@ -422,7 +422,8 @@ class PostgresSource:
         if self._loader is not None:
             self._loader.cancel()
         detail = f"{table.name} is no longer captured: {why}"
-        return [self._record(RecordKind.QUARANTINE, table=table.name, detail=detail, open=self._is_open)]
+        kinds = RecordKind.QUARANTINE, RecordKind.BACKFILL  # a snapshot captures it again
+        return [self._record(kind, table=table.name, detail=detail, open=self._is_open) for kind in kinds]
 
     # -- snapshots
 

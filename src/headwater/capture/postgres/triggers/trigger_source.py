@@ -187,7 +187,8 @@ class PostgresTriggerSource:
             if there is None or faults:
                 if not state.gone:
                     state.gone = faults[0]
-                    self._queue.append(self._record(RecordKind.QUARANTINE, table=name, detail=state.gone))
+                    kinds = RecordKind.QUARANTINE, RecordKind.BACKFILL  # a snapshot captures it again
+                    self._queue += [self._record(kind, table=name, detail=state.gone) for kind in kinds]
                 continue
             if state.gone:
                 state.gone = ""
