@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -377,6 +378,7 @@ class EngineContext:
         batch_size: The limit of bytes of events in a batch.
         stage_above: Workers stage a result that is expected to have more rows than this.
         cores: The number of tasks of a batch.
+        turns: How many pipelines are built and started at the same time (see `StartTurn`).
         wait: The longest wait of an input for events, in seconds.
         checkpoints: A folder that driver and workers can access, for checkpoints; in the data folder, if omitted.
         dry_run_log: In a dry run, the address of the log that a run would use.
@@ -397,6 +399,7 @@ class EngineContext:
     batch_size: int = 64 << 20
     stage_above: int = 200_000
     cores: int = 2
+    turns: threading.Semaphore = field(default_factory=threading.Semaphore)
     wait: float = 1.0
     checkpoints: CheckpointFolder | None = None
     dry_run_log: str = ""

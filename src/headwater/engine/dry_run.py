@@ -6,7 +6,9 @@ It finds errors that Spark otherwise raises only in the first batch.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -67,6 +69,7 @@ def dry_run(
             clock,
             wait=0.1,
             dry_run_log=log_url or log.url,
+            turns=threading.Semaphore(os.cpu_count() or 2),  # nobody waits for the first one
             invocation=invocation or Invocation(),
         )
         names = [pipeline.name for pipeline in graph.pipelines] if names is None else names

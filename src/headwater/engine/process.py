@@ -289,6 +289,7 @@ def _open_context(profile: Profile, data: Path, spark: Spark, ended: threading.E
             log.clock,
             batch_size=batch_size(settings),
             cores=settings.cores,
+            turns=threading.Semaphore(max(1, settings.cores // 2)),
             checkpoints=checkpoints,
             jars=profile.jars,
         )

@@ -28,6 +28,7 @@ from headwater.engine.query import OffsetBounds, Query, rebuild_error
 from headwater.engine.realtime.realtime_query import RealtimeQuery, TaskSlots
 from headwater.engine.sink.stateful_stage import STATE_LOST
 from headwater.engine.spark.error_translation import source_error, translate_error
+from headwater.engine.start_turn import StartTurn
 from headwater.errors import (
     BadCredentialsError,
     BadRowError,
@@ -195,6 +196,7 @@ class PipelineSupervisor:
         self._memory_reason = context.out_of_memory
         self._folder_id = folder_id(context.data)
         self._stopping = threading.Event()
+        self._turn = StartTurn(context.turns, self._stopping)
         # Guards `_state` and `error`, and is notified after they or `_query` change. It is not held during calls to
         # Spark or the store, so threads that wait here never wait for a batch.
         self._state_changed = threading.Condition()
@@ -234,6 +236,8 @@ class PipelineSupervisor:
             error = translate_error(failure, self.pipeline)
             self._context.invocation.complete_error(error)
             raise error from failure
+        finally:
+            self._turn.give_back()
 
     def start(self) -> None:
         """Start the thread."""
@@ -323,6 +327,8 @@ class PipelineSupervisor:
             query.start()
         except (Exception, CrashError) as error:
             return error
+        finally:
+            self._turn.give_back()
         self._query = query
         if self._stopping.is_set():  # `stop` may have looked before the query was set
             query.stop()
@@ -352,10 +358,12 @@ class PipelineSupervisor:
 
     def _make_query(self, version: int, bounds: OffsetBounds | None) -> Query:
         spark = self._spark()  # before the wait for inputs, so that each pipeline reports a failed start of Spark
+        self._turn.give_back()
         inputs = tuple(self._resolve_input(name) for name in self.pipeline.inputs)
         arguments = spark, self.pipeline, inputs, version, self._context
-        if self.pipeline.realtime:
+        if self.pipeline.realtime:  # it may wait for others to end
             return RealtimeQuery(*arguments, self._slots, lambda text: self._report_state("starting", text))
+        self._turn.take()
         return Query(*arguments, self._on_commit, bounds)
 
     def _wait_for_folder(self) -> bool:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from headwater.engine.build.inputs import Input, RowBehaviour
 from headwater.engine.build.placement import WAIT_DETAIL, WAIT_FIX, WAIT_PROBLEM
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger("headwater.engine")
-_LEAF: Final = "Relation"
+_LEAVES: Final = ("LogicalRDD", "LocalRelation")
 _PASS_THROUGH: Final = ("Filter", "Join", "Sort", "GlobalLimit", "LocalLimit", "BatchEvalPython", "ArrowEvalPython")
 """Steps that keep all columns of their input."""
 _PROJECTING: Final = ("Project", "Aggregate")
@@ -68,18 +68,18 @@ def prune_columns(
         return wholes  # attribute sets are parsed from text
     tables = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="headwater-") as nothing:
-            for input_ in inputs:
-                schema = from_arrow_schema(input_.schema)
-                schema[input_.time].metadata = {WATERMARK_DELAY_KEY: 0}
-                tables[input_.name] = session.read.schema(schema).parquet(nothing)
-            plan = apply(tables)._jdf.queryExecution().optimizedPlan()
-            used = set(_read_attributes(plan, _parse_attributes(plan.outputSet())))
-            if None in used:
-                return wholes
-            names = {attribute.rpartition("#")[0] for attribute in used if attribute is not None} | set(HIDDEN_COLUMNS)
-            needed = {i.name: tuple(name for name in wholes[i.name] if name in names or name == i.time) for i in inputs}
-            # The function may also name a column that its result does not need. It then cannot run without it.
+        for input_ in inputs:
+            schema = from_arrow_schema(input_.schema)
+            schema[input_.time].metadata = {WATERMARK_DELAY_KEY: 0}
+            tables[input_.name] = _empty_table(session, schema)
+        plan = apply(tables)._jdf.queryExecution().optimizedPlan()
+        used = set(_read_attributes(plan, _parse_attributes(plan.outputSet())))
+        if None in used:
+            return wholes
+        names = {attribute.rpartition("#")[0] for attribute in used if attribute is not None} | set(HIDDEN_COLUMNS)
+        needed = {i.name: tuple(name for name in wholes[i.name] if name in names or name == i.time) for i in inputs}
+        # The function may also name a column that its result does not need. It then cannot run without it.
+        if needed != wholes:
             apply({i.name: tables[i.name].select(*needed[i.name]) for i in inputs})
     except Exception:  # the function may use steps that exist only for streams
         logger.debug("all columns are read", exc_info=True)
@@ -87,12 +87,20 @@ def prune_columns(
     return needed
 
 
+def _empty_table(session: SparkSession, schema: StructType) -> DataFrame:
+    """Returns a table whose emptiness Spark does not know, or it would remove all steps on it."""
+    # PySpark's createDataFrame also makes the session that of the thread, where Spark then finds the source registered.
+    context: Any = session.sparkContext
+    columns = context._jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())
+    return DataFrame(session._jsparkSession.createDataFrame(context._jsc.emptyRDD(), columns), session)
+
+
 def _read_attributes(plan: Any, wanted: set[str]) -> Iterator[str | None]:
     """Yields the attributes that a plan reads from its leaves; None if a step does not tell."""
     name = plan.nodeName()
     children = scala_items(plan.children())
     if not children:
-        yield from wanted & _parse_attributes(plan.outputSet()) if _LEAF in name else ()
+        yield from wanted & _parse_attributes(plan.outputSet()) if name in _LEAVES else ()
         return
     if name not in _PROJECTING + _PASS_THROUGH:
         yield None

@@ -290,6 +290,9 @@ class Spark:
             folders = {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
             # Workers run the same Python with the same packages, unless the profile names another.
             self._fork_server = ForkServer(Path(scratch)) if self._settings.forks_workers else None
+            forked = str(self._fork_server.python) if self._fork_server else None
+            os.environ["PYSPARK_DRIVER_PYTHON"] = forked or sys.executable
+            os.environ["PYSPARK_PYTHON"] = forked or self._settings.worker_python
             where = _write_python_wrapper(Path(scratch)) if self._settings.python_is_archive else None
             options = [*self._settings.java_options(), *self._archive_options()]
             launched.set_result(start_jvm(self._settings.conf() | folders, options, self._log, where))
@@ -301,9 +304,6 @@ class Spark:
         return self._folder.absolute() / "spark.log"
 
     def _connect(self, jvm: Jvm) -> SparkSession:
-        forked = str(self._fork_server.python) if self._fork_server else None
-        os.environ["PYSPARK_DRIVER_PYTHON"] = forked or sys.executable
-        os.environ["PYSPARK_PYTHON"] = forked or self._settings.worker_python
         os.environ["PYSPARK_GATEWAY_PORT"] = str(jvm.port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = jvm.secret
         try:
