@@ -75,7 +75,7 @@ class TopicRoutes(Routes):
     def _read_captures(self) -> dict[str, documents.CaptureSummary]:
         """Returns the captures of tables, by topic."""
         now = self._log.clock.micros()
-        found = {}
+        found: dict[str, documents.CaptureSummary] = {}
         for status in read_statuses(self._log.folder):
             running = now - status.updated_at < _STALE or status.error is not None
             behind = round(status.lag, 1) if running and status.lag >= 0 else None
