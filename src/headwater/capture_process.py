@@ -70,12 +70,13 @@ def _run(command: CaptureCommand, stopping: threading.Event) -> None:
     data, app = Path(command.data).absolute(), load_app(command.app)
     profile = read_profile(command.profile or None, Path(command.here or "."))
     url = profile.log.resolve() if profile.log else str(data)
-    with contextlib.closing(open_log(url, data=data, index_time=profile.kafka)) as log:
+    with contextlib.closing(open_log(url, data=data)) as log:
         captures = {capture.name: capture for capture in bind_captures(app, profile, data, log)}
         if command.capture not in captures:
             what = f'the app has no capture "{command.capture}"'
             raise BadAppError(what, detail=f"captures: {', '.join(captures)}", fix="headwater capture status")
-        lease, runner = make_lease(profile, data, command.capture), make_runner(captures[command.capture], log, data)
+        lease = make_lease(profile, data, command.capture)
+        runner = make_runner(captures[command.capture], log, data, lease)
         if not await_lease(lease, stopping, lambda error: _note_wait(runner, error)):
             return
         lost: list[FencedError] = []
@@ -90,8 +91,8 @@ def _run(command: CaptureCommand, stopping: threading.Event) -> None:
             runner.run(stopping)
         finally:
             lease.release()
-        if lost:
-            raise lost[0]
+        if lost:  # the node starts this process again, which then stands by
+            _send({"note": f"capture {runner.name}: {lost[0].what}"})
 
 
 def _note_wait(runner: CaptureRunner, error: LockedError) -> None:

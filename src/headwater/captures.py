@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,9 @@ class DatabaseCapture:
         """The tables as the source knows them."""
         return tuple(declared.source_table(topic) for topic, declared in self.tables.items())
 
-    def open_source(self) -> Source:
-        """Returns a new source."""
-        return open_source(self.url, self.name, self.mode)
+    def open_source(self, *, evict: bool = False) -> Source:
+        """Returns a new source; `evict` ends the connection of a former owner of the capture."""
+        return open_source(self.url, self.name, self.mode, evict=evict)
 
     def lines(self) -> list[str]:
         """Returns the capture as text, without its password."""
@@ -227,13 +228,18 @@ def make_lease(profile: Profile, data: Path, name: str) -> Lease:
 
 
 def make_runner(
-    capture: DatabaseCapture, log: TimedLog, data: Path, reached: Callable[[str], None] = lambda _: None
+    capture: DatabaseCapture,
+    log: TimedLog,
+    data: Path,
+    lease: Lease | None = None,
+    reached: Callable[[str], None] = lambda _: None,
 ) -> CaptureRunner:
-    """Returns the runner of a capture."""
-    folder = capture_folder(data, capture.name)
-    return CaptureRunner(
-        log, capture.name, capture.open_source, capture.source_tables, folder, capture.options, reached=reached
-    )
+    """Returns the runner of a capture; with its lease, it starts only while that is held."""
+    folder, check = capture_folder(data, capture.name), lease.check if lease else lambda: None
+    # A lease in a store can pass on while the former owner is stopped, and still connected to the database.
+    source = partial(capture.open_source, evict=isinstance(lease, PostgresLease))
+    tables, options = capture.source_tables, capture.options
+    return CaptureRunner(log, capture.name, source, tables, folder, options, check=check, reached=reached)
 
 
 def run_until_current(captures: list[DatabaseCapture], profile: Profile, log: TimedLog, data: Path) -> None:
@@ -247,6 +253,6 @@ def run_until_current(captures: list[DatabaseCapture], profile: Profile, log: Ti
         lease = make_lease(profile, data, capture.name)
         lease.acquire()
         try:
-            make_runner(capture, log, data).run(threading.Event(), until_end=True)
+            make_runner(capture, log, data, lease).run(threading.Event(), until_end=True)
         finally:
             lease.release()

@@ -26,6 +26,14 @@ def test_idle_history_waits_for_its_completion(log, age, idle, waiting):
     assert find_waiting_history(log.log, {"trades", "never"}) == []
 
 
+def test_table_of_history_waits_for_its_completion_too(log):
+    log.create_topic("prices", "id int, at timestamp", key="id", time="at", compact=True, idle="0 s")
+    log.send("prices", {"id": 1, "at": datetime.now(UTC) - timedelta(days=400)})
+    assert find_waiting_history(log.log, {"prices"}) == ["prices"]
+    log.complete("prices")
+    assert find_waiting_history(log.log, {"prices"}) == []
+
+
 def test_memory_is_shown_by_part(call, log, data):
     memory = EngineMemory(
         0, os.getpid(), 100_000_000, java_heap=300_000_000, python_workers=50_000_000, python_processes=2

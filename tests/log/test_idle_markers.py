@@ -9,7 +9,7 @@ import pytest
 from headwater.errors import RefusedError
 from headwater.log.maintenance.maintenance import Maintenance
 from headwater.log.storage.frame import LOWEST_TIME
-from tests.log.given import SECOND, declared, events, rows_of
+from tests.log.given import SECOND, declared, events, reading, rows_of
 
 LAST_YEAR = datetime(2025, 1, 1, tzinfo=UTC)
 
@@ -132,12 +132,6 @@ def test_a_topic_that_a_pipeline_writes_cannot_be_completed(log):
     assert caught.value.data["topic"] == "orders"
 
 
-def reading(log, pipeline: str, *topics: str) -> None:
-    """Commit offsets, as a running pipeline does."""
-    for topic in topics:
-        log.groups.reset(f"hw.pipeline.{pipeline}", topic, {0: 0})
-
-
 def test_an_input_without_events_follows_the_watermark_of_live_inputs(log, clock):
     orders = log.create(declared(time="at", lateness="10 seconds", idle="30 seconds"))
     log.create(declared("refunds", time="at", partitions=2, idle="30 seconds"))
@@ -166,6 +160,39 @@ def test_an_input_without_events_waits_for_history(log, clock):
     wait(Maintenance(log), clock, 120)
     log.append("refunds", rows_of(refunds, hour(LAST_YEAR), partition=0))
     assert [event.late for event in events(log, "refunds")] == [False] * 360
+
+
+@pytest.mark.parametrize("readers", [("orders", "prices"), ("prices",), ()])
+def test_a_table_whose_history_is_loaded_in_pieces_has_no_late_version(log, clock, readers):
+    prices = log.create(declared("prices", "id int, since timestamp", key="id", time="since", compact=True))
+    orders = log.create(declared(time="at", lateness="10 seconds", idle="30 seconds"))
+    reading(log, "priced", *readers)
+    maintenance = Maintenance(log)
+    wait(maintenance, clock, 120)  # the app runs over nothing
+    for piece in range(3):
+        versions = [{"id": n, "since": LAST_YEAR + timedelta(minutes=60 * piece + n)} for n in range(60)]
+        log.append("prices", rows_of(prices, versions, partition=0))
+        log.append("orders", rows_of(orders, hour(LAST_YEAR + timedelta(hours=piece)), partition=0))
+        wait(maintenance, clock, 120)
+    assert [event.late for event in events(log, "prices")] == [False] * 180
+    log.complete("orders")
+    wait(maintenance, clock, 45)
+    assert (log.ends("prices")[0].max_event_time > clock.micros() - 45 * SECOND) == ("orders" in readers)
+
+
+def test_a_table_of_history_is_complete_for_live_inputs(log, clock):
+    for name in ("prices", "never"):
+        prices = log.create(declared(name, "id int, since timestamp", key="id", time="since", compact=True))
+    orders = log.create(declared(time="at", lateness="10 seconds", idle="30 seconds"))
+    log.append("prices", rows_of(prices, [{"id": 1, "since": LAST_YEAR}], partition=0))
+    reading(log, "priced", "orders", "prices", "never")
+    maintenance = Maintenance(log)
+    for _ in range(40):
+        log.append("orders", rows_of(orders, [{"id": "a", "at": clock.now()}], partition=0))
+        maintenance.check_idle()
+        clock.advance("1 second")
+    for name in ("prices", "never"):
+        assert clock.micros() - log.ends(name)[0].max_event_time < 35 * SECOND
 
 
 def test_a_topic_follows_other_inputs_only_until_its_first_event(log, clock):

@@ -26,8 +26,8 @@ from headwater.capture.capture_status import (
 from headwater.capture.journal import Journal
 from headwater.capture.router import Router, TableState
 from headwater.capture.source import Progress, Record, RecordKind, Source, SourceTable
-from headwater.capture.table_rows import TableRows
-from headwater.errors import DataGoneError, DiskFullError, HeadwaterError, LockedError
+from headwater.capture.table_rows import TableRows, open_table_rows
+from headwater.errors import DataGoneError, DiskFullError, FencedError, HeadwaterError, LockedError
 from headwater.log.protocol import TimedLog
 
 __all__ = ["CaptureRunner"]
@@ -53,6 +53,7 @@ class CaptureRunner:
         tables: The tables to capture.
         folder: The folder of the capture, for the rows, the status and requests.
         options: Options of table topics that do not exist yet, by table.
+        check: Called before each start; raises FencedError if the lease is lost.
         reached: Called with the name of each step that is done, for tests that stop there.
     """
 
@@ -65,6 +66,7 @@ class CaptureRunner:
         folder: Path,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         *,
+        check: Callable[[], None] = lambda: None,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name = name
@@ -75,6 +77,7 @@ class CaptureRunner:
         self._open_source = open_source
         self._tables = tuple(tables)
         self._options = options or {}
+        self._check = check
         self._reached = reached
         self._source: Source | None = None
         self._rows: TableRows | None = None
@@ -112,7 +115,7 @@ class CaptureRunner:
             except HeadwaterError as error:
                 logger.warning("capture %s: %s", self.name, error)
                 failures += 1
-                retry = error.retryable or isinstance(error, LockedError | DiskFullError)
+                retry = error.retryable or isinstance(error, LockedError | DiskFullError | FencedError)
                 self._write_error("unreachable" if retry else "stopped", error)
                 if until_end and not retry:
                     raise
@@ -146,9 +149,11 @@ class CaptureRunner:
             DataGoneError: The journal ends before what is routed already.
         """
         self.close()
+        self._check()
         self._journal = Journal(self._log, self.name)
-        self._rows = TableRows(self.folder / "rows.db")
+        self._rows = open_table_rows(self.folder)
         self._router = Router(self._log, self.name, self._rows, self._tables, self._options)
+        self._router.take_over()
         self._router.adopt_topics()
         self._catch_up(self._journal, self._router)
         self._fresh = self._fresh or self._wants_new_epoch()

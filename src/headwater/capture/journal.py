@@ -80,8 +80,8 @@ class JournalEntry:
 class Journal:
     """Appends records to the journal of a capture and reads them.
 
-    Only the owner of the capture's lease appends. Should a second process append meanwhile, the sequence numbers of the
-    producer do not follow each other, and the log refuses the append.
+    Only the owner of the capture's lease appends. A new journal fences the owner before: from then on the log refuses
+    its appends, because their sequence numbers do not follow each other, on Kafka because its producer id is taken.
 
     Args:
         log: The log.
@@ -104,7 +104,8 @@ class Journal:
         self._version = log.create(definition).version
         self.identity = journal_identity(log, name)
         self.producer = f"capture/{self.identity}"
-        self._previous: int | None = None
+        # Before anything is read: what follows from the journal's end must not be appended behind another end.
+        self._previous: int | None = log.last_sequences(self.topic, self.producer)[0]
 
     def append(self, records: Sequence[Record]) -> list[JournalEntry]:
         """Append records in one batch; returns when they are on disk, with their offsets.

@@ -1,7 +1,8 @@
 """Leases: at most one process captures a database. The next one takes over seconds after the owner has ended.
 
 A `FileLease` is for the processes of one machine, a `PostgresLease` for several machines with one store. A lease is a
-courtesy between processes; that two owners never both write is ensured by the sequence numbers of the journal.
+courtesy between processes; that two owners never both write is ensured by the producer id and the sequence numbers of
+the journal: a new owner takes them over before it reads where to continue.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from headwater.log.storage import Disk
 __all__ = ["FileLease", "Lease", "PostgresLease", "await_lease", "watch_lease"]
 
 _RETRY: Final = 1.0  # seconds between two attempts to take a lease
-_CHECK_INTERVAL: Final = 2.0
+_CHECK_INTERVAL: Final = 1.0
+_SILENCE: Final = 6.0  # seconds without a check, then the store's server ends the connection of an owner
 _NAMESPACE: Final = 0x28770CA9  # the first of the two numbers of an advisory lock; the second is of the capture's name
 
 
@@ -89,7 +91,8 @@ class FileLease:
 class PostgresLease:
     """An advisory lock of the store's server, held by a connection of its own.
 
-    The server notices within about 15 seconds that the machine of the owner is gone, and at once that its process is.
+    The server notices at once that the owner's process is gone. It ends the connection of an owner that is stopped or
+    cut off, because the owner has not checked its lease for six seconds.
 
     Args:
         url: The store.
@@ -107,11 +110,10 @@ class PostgresLease:
 
         connection = PostgresPool(self._url).open().connection
         held = connection.execute(
-            "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false),"
-            " set_config('tcp_keepalives_count', '3', false), pg_try_advisory_lock(%s, hashtext(%s))",
-            [_NAMESPACE, self._name],
+            "SELECT pg_try_advisory_lock(%s, hashtext(%s)), set_config('idle_session_timeout', %s, false)",
+            [_NAMESPACE, self._name, f"{_SILENCE:g}s"],
         ).fetchone()
-        if held is None or not held[3]:
+        if held is None or not held[0]:
             pid = self._owner(connection)
             connection.close()
             what = f"another process captures {self._name!r}: its connection to the store has the id {pid}"

@@ -188,6 +188,12 @@ class Router:
         self._rows.commit(msgspec.to_builtins(self.state))
         self._committed = self.state.position
 
+    def take_over(self) -> None:
+        """Fence a former owner of the capture, which may have been stopped in the middle of an append."""
+        there = set(self._log.topics())
+        for topic in {*(table.topic for table in self._captured.values()), quarantine_topic(self.name)} & there:
+            self._previous[topic] = self._log.last_sequences(topic, self._producer)
+
     def find_returned_tables(self) -> list[str]:
         """Returns the captured tables that were left out for a time: they need a load of their own."""
         return [name for name, state in self.state.tables.items() if state.left and name in self._captured]
@@ -218,10 +224,15 @@ class Router:
             table.loaded, table.loading, table.marked = True, False, marked
         rows = self._rows.table(name)
         for end in ends:
-            for batch in self._log.open_topic(topic).batches(end.partition, end.start, end.end):
-                keys = batch.key_bytes
-                if keys is not None and batch.values.num_rows:
-                    rows.put(keys.to_pylist(), batch.values, batch.tombstones, _ADOPTED)
+            offset = end.start
+            while offset < end.end and (
+                found := self._log.fetch(topic, {end.partition: offset}, max_bytes=_PART_BYTES, timeout=0, waiter=None)
+            ):
+                for batch in found:
+                    keys = batch.key_bytes
+                    if keys is not None and batch.values.num_rows:
+                        rows.put(keys.to_pylist(), batch.values, batch.tombstones, _ADOPTED)
+                offset = found[-1].next_offset
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -475,9 +486,7 @@ class Router:
                 continue
             if table.marked is None or self.state.known - table.marked >= _MARKER_INTERVAL:
                 table.marked = self.state.known
-                for partition in self._log.open_topic(table.topic).partitions:
-                    if partition.state().max_event_time < table.marked:
-                        partition.append_idle_marker(table.marked)
+                self._log.append_idle_markers(table.topic, table.marked)
                 self._unsynced.add(table.topic)
 
     # -- what cannot be delivered --------------------------------------------------------------------------------

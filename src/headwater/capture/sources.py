@@ -9,13 +9,14 @@ from headwater.errors import MissingPackageError
 __all__ = ["open_source"]
 
 
-def open_source(url: str, name: str, mode: str = "") -> Source:
+def open_source(url: str, name: str, mode: str = "", *, evict: bool = False) -> Source:
     """Returns the source of a URL; it connects when it is opened or inspected.
 
     Args:
         url: `postgresql://…`, `mariadb://…`, `sqlite:///path`, or the path of an SQLite file.
         name: The name of the capture.
         mode: "log" or "trigger"; empty: the log where there is one.
+        evict: Whether to end the connection of a former owner of the capture, where it would keep this one out.
 
     Raises:
         BadAppError: There is no source for the URL.
@@ -36,7 +37,7 @@ def open_source(url: str, name: str, mode: str = "") -> Source:
                 return PostgresTriggerSource(url, name)
             from headwater.capture.postgres.source import PostgresSource
 
-            return PostgresSource(url, name)
+            return PostgresSource(url, name, evict=evict)
         except ImportError as error:
             raise MissingPackageError.of("capture of PostgreSQL", "psycopg", "postgres", error) from None
     if url.startswith("mariadb://"):

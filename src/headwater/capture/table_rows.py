@@ -8,6 +8,7 @@ resumes where exactly these rows were current.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,9 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.capture.row_encoding import RowEncoding
+from headwater.errors import LockedError
+from headwater.log.storage import Disk
 from headwater.sql.sqlite_file import apply_migrations, open_writer, translate_sqlite_errors
 
-__all__ = ["CurrentRows", "TableRows", "fit_columns"]
+__all__ = ["CurrentRows", "TableRows", "fit_columns", "open_table_rows"]
 
 _WHAT: Final = "rows of captured tables"
 _MIGRATIONS: Final = (
@@ -75,6 +78,11 @@ class TableRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._disk = Disk()
+        self._lock = self._disk.open(path.with_suffix(".lock"))
+        if not self._disk.lock(self._lock, wait=False):
+            self._disk.close(self._lock)
+            raise LockedError(f"another process uses {path.name}", detail=str(path), fix="headwater capture status")
         self._connection = open_writer(path, _WHAT)
         with self.errors():
             # After a power cut the file may be at an earlier commit: the journal is routed again from there.
@@ -149,6 +157,26 @@ class TableRows:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
         self._connection.close()
+        self._disk.close(self._lock)
+
+
+def open_table_rows(folder: Path) -> TableRows:
+    """Open the rows of a capture; a file of its own beside them if a former owner of the capture still has them open.
+
+    A process that is stopped does not give up its files. What the new file lacks is routed again from the journal.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> stopped, rows = open_table_rows(folder), open_table_rows(folder)
+        >>> stopped.path.name, rows.path.name
+        ('rows.db', 'rows-2.db')
+        >>> stopped.close(); rows.close()
+    """
+    for number in itertools.count(1):
+        with contextlib.suppress(LockedError):
+            return TableRows(folder / (f"rows-{number}.db" if number > 1 else "rows.db"))
+    raise AssertionError
 
 
 class CurrentRows:

@@ -329,6 +329,12 @@ class EventLog:
         for partition in self.open_topic(name).partitions:
             partition.sync()
 
+    def append_idle_markers(self, name: str, time: int) -> None:
+        """Advance the event time of the partitions that are behind a time."""
+        for partition in self.open_topic(name).partitions:
+            if partition.state().max_event_time < time:
+                partition.append_idle_marker(time)
+
     def check_sizes(self, name: str, batch: WriteBatch) -> None:
         """Check that every event of a batch is within the size limit; appends nothing."""
         self.open_topic(name).writer.check_sizes(batch)

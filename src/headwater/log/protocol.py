@@ -211,6 +211,12 @@ class TimedLog(Log, Protocol):
     def topic_id(self, name: str) -> str:
         """Returns the id that tells a topic from a later one of the same name; may be empty."""
 
+    def append_idle_markers(self, name: str, time: int) -> None:
+        """Advance the event time of all partitions of a topic, after their present events.
+
+        On Kafka another process may keep the event-time index. It is asked to; this returns before it has done so.
+        """
+
     def watch_event_times(self, names: Sequence[str]) -> Waiter:
         """Returns a waiter for everything that advances the event time of these topics."""
 

@@ -181,6 +181,39 @@ def test_a_topic_without_events_follows_the_other_inputs_of_its_readers(open_log
     assert opened.partitions[0].state().max_event_time == expected
 
 
+def test_a_table_of_history_has_no_late_version_until_live_inputs_wait_for_it(open_log: Callable[..., KafkaLog]):
+    prices, orders, clock = fresh(), fresh(), ManualClock()
+    log = open_log(clock=clock)
+    client = hw.Client(log, clock)
+    log.create(Topic.declare(prices, TYPE, key="id", time="at", compact=True, idle="30 seconds"))
+    log.create(topic(orders, idle="30 seconds"))
+    pipeline = fresh()
+    for name in (prices, orders):
+        log.groups.reset(f"hw.pipeline.{pipeline}", name, {0: 0})
+
+    def pass_time() -> None:
+        for _ in range(4):
+            clock.advance("31 seconds")
+            time.sleep(0.4)
+
+    opened, _ = log.open_topic(prices), log.open_topic(orders)
+    for piece in range(2):
+        pass_time()  # the app runs over nothing, then between two pieces
+        client.send_many(prices, [{"id": n, "at": f"2020-01-01T0{piece}:00:0{n}Z"} for n in range(5)])
+        client.send(orders, {"id": piece, "at": "2020-01-01T02:00:00Z"})
+        log.await_event_time(prices)
+        log.await_event_time(orders)
+    assert late(log, prices) == []
+    client.send(orders, {"id": 2, "at": datetime.now(UTC)})
+    present = clock.micros()
+
+    def raised() -> bool:
+        clock.advance("31 seconds")
+        return opened.partitions[0].state().max_event_time >= present
+
+    wait_until(raised)
+
+
 def test_a_new_partition_starts_at_the_lowest_time_of_the_others(open_log: Callable[..., KafkaLog]):
     name = fresh()
     log, reader = open_log(), open_log()

@@ -56,6 +56,12 @@ class Slot:
         pid, status, confirmed, _, _, _, held = row
         return SlotState(pid, status or "lost", parse_lsn(confirmed) if confirmed else 0, -1 if held is None else held)
 
+    def evict(self) -> None:
+        """End the connection of the process that reads the slot, if there is one."""
+        found = self.state()
+        if found is not None and found.active_pid is not None:
+            self.connection.execute("SELECT pg_terminate_backend(%s)", [found.active_pid])
+
     def drop(self, *, wait: float = 0.0) -> None:
         """Drop the slot if it exists.
 

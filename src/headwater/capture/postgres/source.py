@@ -55,6 +55,8 @@ class PostgresSource:
         chunk_rows: The most rows of a table that are read in one database snapshot.
         position_interval: Seconds after which an idle stream gives a POSITION.
         slot_wait: Seconds to wait while another process reads the slot.
+        evict: Whether to end the connection of that process if its changes are in the journal: it is then a former
+            owner of the capture, which may be stopped.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PostgresSource:
         chunk_rows: int = 100_000,
         position_interval: float = 2.0,
         slot_wait: float = 10.0,
+        evict: bool = False,
     ) -> None:
         plain = _BAD_NAME.sub("_", name.lower())[:50]
         self._server = Server(url)
@@ -75,6 +78,7 @@ class PostgresSource:
         self._chunk_rows = chunk_rows
         self._interval = position_interval
         self._slot_wait = slot_wait
+        self._evict = evict
         self._sql: Connection | None = None
         self._stream: ReplicationStream | None = None
         self._loader: Loader | None = None
@@ -146,6 +150,8 @@ class PostgresSource:
         self._is_open = bool(self._part)
         self._known_at = resume.get("at", 0)
         check_slot(slot, self._lsn)
+        if self._evict:
+            slot.evict()
         publication = self._publication(resume, found, known)
         self._adopt(tables, found, known, publication)
         self._slot = slot

@@ -214,7 +214,7 @@ def find_waiting_history(log: Log, names: Iterable[str]) -> list[str]:
         topic, ends = log.topic(name), log.ends(name)
         newest = max(ends, key=lambda part: part.max_event_time)
         silence = timedelta(microseconds=now - max(part.appended_at for part in ends))
-        if topic.is_table or topic.external_time or to_datetime(newest.max_event_time) is None or silence < topic.idle:
+        if topic.external_time or to_datetime(newest.max_event_time) is None or silence < topic.idle:
             continue
         if not topic.is_live(newest.max_event_time, newest.appended_at):
             found.append(name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from headwater.errors import DataGoneError, FencedError, HeadwaterError, UnknownTopicError, UnreachableError
 from headwater.log.kafka.event_time_index import INDEX_CONFIG, EventTimeEnd, EventTimeWalk, OffsetRange
 from headwater.log.kafka.producers import TransactionalProducer
-from headwater.log.maintenance.awaited_topics import find_awaited_time
+from headwater.log.maintenance.awaited_topics import find_awaited_time, has_live_readers
 from headwater.log.maintenance.idle_markers import IdleDetector
 from headwater.log.storage.anchored_clock import MachineClock
 from headwater.log.storage.frame import LOWEST_TIME
@@ -33,6 +33,7 @@ from headwater.log.storage.frame import LOWEST_TIME
 if TYPE_CHECKING:
     from headwater.log.batch import LogBatch
     from headwater.log.kafka.kafka_log import KafkaLog
+    from headwater.log.kafka.marker_requests import MarkerRequest
 
 __all__ = ["EventTimeIndexer"]
 
@@ -74,7 +75,9 @@ class EventTimeIndexer:
         self._machine = MachineClock()
         self._looped_at = self._machine.boottime()
         self._completed = 0  # the event time of the last request to complete the topic
-        self._awaited_time = LOWEST_TIME  # to which a topic without events is raised; see awaited_topics.py
+        # What the other inputs of pipelines say, for a topic that has no live events itself; see awaited_topics.py.
+        self._awaited_time = LOWEST_TIME
+        self._has_live_readers = False
         topic = log.topic(name)
         self._external_time = topic.external_time
         self._compacted = topic.compact
@@ -103,11 +106,14 @@ class EventTimeIndexer:
             raise self._failure or UnreachableError(f'the event time of topic "{self._name}" does not advance')
 
     def append_idle_marker(self, partition: int, time_: int) -> None:
-        """Append an idle marker after all present events of a partition, if this process is the active indexer."""
+        """Append an idle marker after all present events of a partition; asks the leader if this process stands by."""
         self.await_event_time()
         with self._changed:
             if self._is_leader and partition in self._progress:
                 self._write([self._idle_marker(partition, time_)])
+                return
+        offsets = self._log.kafka_topics.end_offsets(self._name, [partition])
+        self._log.marker_requests.send(self._index, offsets, time_)
 
     def stop(self) -> None:
         """End the thread."""
@@ -181,7 +187,7 @@ class EventTimeIndexer:
             if time.monotonic() - self._checked_at > _CHECK_INTERVAL:
                 self._check_topic()
                 self._complete()
-                self._awaited_time = self._find_awaited_time()
+                self._check_other_inputs()
                 self._log.renew_clock()
 
     def _count_silence_anew(self) -> None:
@@ -211,27 +217,44 @@ class EventTimeIndexer:
     def _has_events(self) -> bool:
         return any(progress.next_offset for progress in self._progress.values())
 
-    def _find_awaited_time(self) -> int:
-        """Returns the time to which the topic is raised if it never had an event; asks the brokers only then."""
-        if self._has_events or self._external_time:
-            return LOWEST_TIME
+    def _is_live(self) -> bool:
+        newest = max(self._progress.values(), key=lambda progress: progress.max_event_time)
+        return self._log.topic(self._name).is_live(newest.max_event_time, newest.arrived_at)
+
+    def _check_other_inputs(self) -> None:
+        """Look at what the topic is read with if silence alone must not advance it; asks the brokers only then."""
+        self._awaited_time, self._has_live_readers = LOWEST_TIME, False
+        is_table = self._log.topic(self._name).is_table
+        if self._external_time or (self._is_live() if is_table else self._has_events):
+            return
         try:
             inputs = self._log.groups.pipeline_inputs()
-            time_ = find_awaited_time(self._name, inputs, self._log.input_time)
+            if is_table:
+                self._has_live_readers = has_live_readers(self._name, inputs, self._log.input_time)
+            else:
+                time_ = find_awaited_time(self._name, inputs, self._log.input_time)
+                self._awaited_time = LOWEST_TIME if time_ is None else time_
         except HeadwaterError:
             logger.debug("%s: the inputs of pipelines are unknown", self._name, exc_info=True)
-            return LOWEST_TIME
-        return LOWEST_TIME if time_ is None else time_
 
     def _index_ends(self) -> None:
         """Index end offsets without reading rows: only idle markers advance externally kept event time."""
-        self._requested.wait(_POLL_INTERVAL)
+        waiter = self._requested.wait(_POLL_INTERVAL)
         self._requested.clear()
+        wanted = self._log.marker_requests.newest(self._index, fresh=waiter)  # before the ends, which then cover them
         ends = self._log.kafka_topics.end_offsets(self._name, list(self._progress))
         with self._changed:
             self._write([(number, each) for number, end in ends.items() for each in self._unread_ranges(number, end)])
+            self._write([self._idle_marker(number, time_) for number, time_ in self._due_requests(wanted)])
             self._indexed_to = ends
             self._changed.notify_all()
+
+    def _due_requests(self, wanted: Mapping[int, MarkerRequest]) -> Iterator[tuple[int, int]]:
+        """Yields the partitions that other processes want to advance, and to which time."""
+        for number, request in wanted.items():
+            progress = self._progress.get(number)
+            if progress and request.offset <= progress.next_offset and request.event_time > progress.max_event_time:
+                yield number, request.event_time
 
     def _unread_ranges(self, partition: int, end: int) -> Iterator[OffsetRange]:
         """Yields ranges without the event times of their rows; `needs_read` makes readers count the rows."""
@@ -295,7 +318,8 @@ class EventTimeIndexer:
         topic = self._log.topic(self._name)
         if topic.is_table:
             # A join in any process may wait for this table: its markers always come at steady intervals.
-            due = self._idle_detector.due_table_markers(topic, self._progress, lambda _: True)
+            is_complete = lambda: self._has_live_readers or self._is_live()  # noqa: E731
+            due = self._idle_detector.due_table_markers(topic, self._progress, lambda _: True, is_complete)
         elif not self._has_events:
             due = self._idle_detector.due_raises(topic, self._progress, self._awaited_time)
         else:

@@ -30,6 +30,7 @@ from headwater.log.kafka.completions import Completions, no_indexer_error
 from headwater.log.kafka.consumer_groups import KafkaGroups
 from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, index_topic
 from headwater.log.kafka.fetcher import ConsumerPool, KafkaTopicWaiter
+from headwater.log.kafka.marker_requests import MarkerRequests
 from headwater.log.kafka.producers import COMMITS_TOPIC, IdempotentProducer, NamedProducerPool
 from headwater.log.kafka.records import RecordCodec, event_times
 from headwater.log.kafka.serializers import Serializer
@@ -116,6 +117,7 @@ class KafkaLog:
         self.producer = IdempotentProducer(self.brokers)
         self.named_producers = NamedProducerPool(self.kafka_topics)
         self.completions = Completions(self.kafka_topics, self.producer)
+        self.marker_requests = MarkerRequests(self.kafka_topics, self.producer)
         self._consumers = ConsumerPool(self.kafka_topics)
         self._lock = threading.RLock()  # guards _handles and _timed_topics
         self._handles: dict[str, _TopicHandle] = {}
@@ -451,6 +453,11 @@ class KafkaLog:
     def sync(self, name: str) -> None:
         """Return at once: an append returns when all in-sync replicas have it."""
 
+    def append_idle_markers(self, name: str, time: int) -> None:
+        """Ask the leading indexer to advance all partitions of a topic, after their present events; does not wait."""
+        ends = self.kafka_topics.end_offsets(name, range(self.topic(name).partitions))
+        self.marker_requests.send(index_topic(name, self.topic_id(name)), ends, time)
+
     def await_event_time(self, name: str) -> None:
         """Wait until the event time of all present events of a topic is known."""
         self.open_topic(name).await_event_time()
@@ -476,6 +483,7 @@ class KafkaLog:
             opened.writer.buffer.close()
         self.groups.close()
         self.completions.close()
+        self.marker_requests.close()
         self.producer.close()
         self.named_producers.close()
         self._consumers.close()

@@ -131,7 +131,7 @@ class TimedKafkaPartition:
             yield replace(each, needs_read=True).frame if self._compacted else each.frame
 
     def append_idle_marker(self, time: int) -> None:
-        """Append an idle marker; only in a process that indexes event time."""
+        """Append an idle marker; only in a process that indexes event time, which asks another one if that leads."""
         assert self._indexer is not None, "this process does not index event time"
         self._indexer.append_idle_marker(self.number, time)
         self._index.refresh()

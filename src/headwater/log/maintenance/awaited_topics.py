@@ -1,4 +1,4 @@
-"""Topics without events that pipelines wait for.
+"""Topics that pipelines wait for, although they have no events that would advance them.
 
 A topic that never had an event has no event time, and a pipeline that also reads others would wait for it for ever.
 Such a topic follows the watermark of the other inputs while these are live. Which topics a pipeline reads together is
@@ -7,6 +7,9 @@ known from its committed offsets, the first of which it reports when it starts: 
 
 If the pipelines that read the topic have no other input, those that read their output wait for it, too: the topic then
 follows the other inputs of these.
+
+A table whose versions are history, or that never had one, is complete up to the present only for live inputs: while
+history is loaded, older versions may still come.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.topic import Topic
 from headwater.log.watermark import watermark_at
 
-__all__ = ["InputTime", "find_awaited_time"]
+__all__ = ["InputTime", "find_awaited_time", "has_live_readers"]
 
 _CHANGES: Final = re.compile(r"\.changes(\.\d+)?$")  # the topic of a view's changes; that of a stream has its name
 
@@ -65,6 +68,29 @@ def find_awaited_time(
         >>> find_awaited_time("refunds", {"large": ["refunds"], "both": ["large", "orders"]}, times.__getitem__)
         70
     """
+    lowest = min((each.watermark for each in _find_live_inputs(topic, inputs, time_of)), default=LOWEST_TIME)
+    return None if lowest == LOWEST_TIME else lowest
+
+
+def has_live_readers(
+    topic: str, inputs: Mapping[str, Iterable[str]], time_of: Callable[[str], InputTime | None]
+) -> bool:
+    """Returns whether pipelines read a topic together with others, and all of these are live; as above.
+
+    Example:
+        >>> times = {"orders": InputTime(70, True), "archive": InputTime(5, False)}
+        >>> has_live_readers("prices", {"priced": ["orders", "prices"]}, times.__getitem__)
+        True
+        >>> has_live_readers("prices", {"priced": ["archive", "prices"]}, times.__getitem__)
+        False
+    """
+    return bool(_find_live_inputs(topic, inputs, time_of))
+
+
+def _find_live_inputs(
+    topic: str, inputs: Mapping[str, Iterable[str]], time_of: Callable[[str], InputTime | None]
+) -> list[InputTime]:
+    """Returns the other inputs of the pipelines that wait for a topic; none unless all of them are live."""
     read = {pipeline: set(names) for pipeline, names in inputs.items()}
     others = _find_other_inputs(topic, read)
     found = {name: time for name in sorted(others) if (time := time_of(name)) is not None}
@@ -72,10 +98,7 @@ def find_awaited_time(
     sources = _find_sources(others, read) - others - {topic}
     live = [each.live for each in found.values()]
     live += [time.live for name in sorted(sources) if (time := time_of(name)) is not None]
-    if not any(live) or False in live:
-        return None
-    lowest = min(each.watermark for each in found.values())
-    return None if lowest == LOWEST_TIME else lowest
+    return list(found.values()) if any(live) and False not in live else []
 
 
 def _find_other_inputs(topic: str, read: Mapping[str, set[str]]) -> set[str]:

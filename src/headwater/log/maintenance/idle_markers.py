@@ -79,7 +79,8 @@ class IdleDetector:
     - A live topic that is idle as a whole is raised by the length of its silence: first after the topic's idle time,
       then at growing intervals of up to an hour, because each marker is a batch for all readers.
     - The rows of a table are valid until they change, so an idle table is complete up to the present. Its markers carry
-      the clock's time. They come at steady intervals while a join waits for them, and otherwise at growing ones.
+      the clock's time. They come at steady intervals while a join waits for them, and otherwise at growing ones. A
+      table that is not live, or never had a version, gets them only while what it is joined with is live.
 
     Args:
         clock: The clock.
@@ -193,7 +194,7 @@ class IdleDetector:
         yield from self._raise_partitions(seen, reached, time, topic)
 
     def due_table_markers(
-        self, topic: Topic, ends: Ends, is_awaited: Callable[[int], bool]
+        self, topic: Topic, ends: Ends, is_awaited: Callable[[int], bool], is_complete: Callable[[], bool]
     ) -> Iterator[tuple[int, int]]:
         """Yields the partitions of a table whose marker is due, and the time that it carries.
 
@@ -202,11 +203,18 @@ class IdleDetector:
             ends: End and max event time of its partitions.
             is_awaited: Returns whether a join waits for the table, given the time up to which it is complete; called
                 only if it matters, because it may read all topics.
+            is_complete: Returns whether no older version may still come: the table is live, or what it is joined with
+                is; called only if it matters.
         """
         now, idle = self._clock.monotonic(), topic.idle.total_seconds()
-        for number, silence in self._observe(topic, ends, now).partitions.items():
-            reached, waited = ends[number].max_event_time, now - silence.covered_to
-            if waited >= silence.pause or (waited >= idle and is_awaited(reached)):
-                silence.cover(now, self._width)
-                silence.lengthen_pause(topic.idle)
-                yield number, max(self._clock.micros(), reached)
+
+        def is_due(number: int, silence: _Silence) -> bool:
+            waited = now - silence.covered_to
+            return waited >= silence.pause or (waited >= idle and is_awaited(ends[number].max_event_time))
+
+        silences = self._observe(topic, ends, now).partitions
+        due = [number for number, silence in silences.items() if is_due(number, silence)]
+        for number in due if due and is_complete() else ():
+            silences[number].cover(now, self._width)
+            silences[number].lengthen_pause(topic.idle)
+            yield number, max(self._clock.micros(), ends[number].max_event_time)

@@ -15,7 +15,7 @@ from functools import partial
 
 from headwater.errors import HeadwaterError, LockedError
 from headwater.log.event_log import EventLog
-from headwater.log.maintenance.awaited_topics import InputTime, find_awaited_time
+from headwater.log.maintenance.awaited_topics import InputTime, find_awaited_time, has_live_readers
 from headwater.log.maintenance.compaction import CompactionResult, compact
 from headwater.log.maintenance.idle_markers import MIN_STALL, IdleDetector
 from headwater.log.maintenance.retention import RetentionResult, apply_retention, exceeds_limits
@@ -117,7 +117,8 @@ class Maintenance:
         if definition.is_table:
             lateness = definition.lateness // _MICROSECOND
             is_awaited = lambda known: self._max_event_time() > known - lateness  # noqa: E731
-            due = self._idle_detector.due_table_markers(definition, ends, is_awaited)
+            is_complete = partial(self._is_complete, topic, ends)
+            due = self._idle_detector.due_table_markers(definition, ends, is_awaited, is_complete)
         elif not any(end.appended_at for end in ends.values()):
             awaited = find_awaited_time(definition.name, self._read_pipeline_inputs(), self._input_time)
             due = self._idle_detector.due_raises(definition, ends, LOWEST_TIME if awaited is None else awaited)
@@ -143,11 +144,16 @@ class Maintenance:
         ):
             return None
 
-        def is_live() -> bool:
-            newest = max(ends, key=lambda number: ends[number].max_event_time)
-            return topic.definition.is_live(ends[newest].max_event_time, self._arrival(topic, ends, newest))
+        return InputTime.of(topic.definition, ends.values(), partial(self._is_live, topic, ends))
 
-        return InputTime.of(topic.definition, ends.values(), is_live)
+    def _is_live(self, topic: OpenTopic, ends: Mapping[int, PartitionState]) -> bool:
+        newest = max(ends, key=lambda number: ends[number].max_event_time)
+        return topic.definition.is_live(ends[newest].max_event_time, self._arrival(topic, ends, newest))
+
+    def _is_complete(self, topic: OpenTopic, ends: Mapping[int, PartitionState]) -> bool:
+        """Returns whether no older version of a table may still come."""
+        inputs = self._read_pipeline_inputs
+        return self._is_live(topic, ends) or has_live_readers(topic.definition.name, inputs(), self._input_time)
 
     def _arrival(self, topic: OpenTopic, ends: Mapping[int, PartitionState], number: int) -> int:
         """Returns when the record arrived that set the max event time of a partition."""
@@ -286,7 +292,10 @@ class Maintenance:
         if definition.external_time:
             return _Look(files, math.inf)
         if definition.is_table:
-            return _Look(files, self._idle_detector.next_due(definition, looked), self._newest)
+            due = self._idle_detector.next_due(definition, looked)
+            if not self._is_live(topic, {partition.number: partition.state() for partition in topic.partitions}):
+                due = min(due, looked + _EMPTY_INTERVAL)  # other topics decide, and which pipelines read them
+            return _Look(files, due, self._newest)
         if not any(partition.state().appended_at for partition in topic.partitions):
             # Other topics decide when it is raised, if a pipeline reads it.
             awaited = any(definition.name in inputs for inputs in self._read_pipeline_inputs().values())
