@@ -115,11 +115,42 @@ def test_a_late_version_corrects_rows_where_the_join_is_the_last_step_of_a_view(
         assert revenue(world) == {(NOON, "tea"): 1111, (NOON, "cup"): 110_000}
 
 
+def test_two_joins_with_one_table_wait_for_it_alone():
+    """Spark reads the table twice, so its rows and its watermark reach the operators in another way."""
+    app = shop(hw.correct(for_="1 hour"))
+
+    @app.view("pairs", key=("minute", "one", "other"), late=hw.correct(for_="1 hour"))
+    def paired(orders: DataFrame, products: hw.Table) -> DataFrame:
+        one = hw.join_as_of(orders, products, on="product").withColumnRenamed("category", "one").drop("since")
+        both = hw.join_as_of(
+            one.withColumn("next", F.expr("product + 1")), products, on={"next": "product"}, how="inner"
+        )
+        both = both.withColumnRenamed("category", "other")
+        return both.groupBy(F.window("at", "1 minute").alias("minute"), "one", "other").agg(
+            F.sum("amount").alias("sum")
+        )
+
+    def pairs() -> dict[tuple[str, str], int]:
+        return {(row["one"], row["other"]): row["sum"] for row in world.rows("pairs")}
+
+    with run(app, now=NOON, only=["pairs"]) as world:
+        world.send("products", product("tea", NOON - HOUR), product("cup", NOON - HOUR, 8))
+        world.settle()
+        world.send("orders", order(1, NOON), order(2, NOON + 3 * SECOND), order(3, NOON, 8))
+        world.advance("4 seconds")
+        world.settle()
+        assert pairs() == {("tea", "cup"): 10}
+        world.send("products", product("pot", NOON + 3 * SECOND, 8))
+        world.advance("2 seconds")
+        world.settle()
+        assert pairs() == {("tea", "cup"): 10, ("tea", "pot"): 100}
+
+
 def arrivals(chance: Random) -> list[tuple[str, dict[str, Any]]]:
     """Versions up to a minute out of order, and orders up to 75 minutes late, of which 70 are in time."""
     found: list[tuple[str, dict[str, Any]]] = []
-    for number in range(60):
-        now = NOON + number * 3 * MINUTE
+    for number in range(30):
+        now = NOON + number * 5 * MINUTE
         if chance.random() < 0.5:
             since = now - chance.randint(0, 59) * SECOND
             found.append(("products", product(chance.choice("abc"), since, chance.randrange(3))))
@@ -155,17 +186,16 @@ ORDERS = pa.schema([("id", pa.int32()), ("product", pa.int32()), ("amount", pa.i
 PRODUCTS = pa.schema([("product", pa.int32()), ("category", pa.string()), ("since", TIME)])
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_any_order_of_arrival_with_crashes_gives_the_rows_of_duckdb(seed: int):
-    chance = Random(seed)
+@pytest.mark.parametrize("rows", [10, 400_000])
+def test_any_order_of_arrival_with_crashes_gives_the_rows_of_duckdb(rows: int):
+    chance = Random(rows)
     sent: list[tuple[str, dict[str, Any]]] = []
-    rows = chance.choice([3, 400_000])
     app = shop(hw.correct(for_="1 hour"), lateness="1 minute")
     with run(app, now=NOON + 3 * HOUR, only=["revenue"], rows=rows) as world:
         for topic, row in arrivals(chance):
             world.client.send(topic, row)
             sent.append((topic, row))
-            if chance.random() < 0.2:
+            if chance.random() < 0.15:
                 if chance.random() < 0.5:
                     world.crash(chance.choice(POINTS))
                 world.settle()

@@ -82,3 +82,37 @@ def test_a_window_in_the_next_pipeline_counts_every_event_that_waited():
         found = {row["minute"]["start"].minute: (row["named"], row["n"]) for row in world.rows("per_minute")}
         assert found == {0: (2, 3), 1: (0, 1), 6: (1, 1)}
         assert world.counts("per_minute").late == 0
+
+
+def test_an_event_waits_for_its_row_no_longer_because_the_view_corrects_late_events():
+    app = shop()
+
+    @app.view(key="id", late=hw.correct(for_="1 hour"))
+    def named(orders: DataFrame, products: hw.Table) -> DataFrame:
+        return hw.enrich(orders, products, on="product", wait="1 minute")
+
+    @app.view(key="minute", late=hw.correct(for_="1 hour"))
+    def counted(orders: DataFrame, products: hw.Table) -> DataFrame:
+        return per_minute(hw.enrich(orders, products, on="product", wait="1 minute"))
+
+    def per_minute_counts() -> dict[int, tuple[int, int]]:
+        return {row["minute"]["start"].minute: (row["named"], row["n"]) for row in world.rows("counted")}
+
+    with run(app, now=T0 + timedelta(hours=1)) as world:
+        world.send("products", {"product": 1, "name": "pen"})
+        world.send("orders", order(1, 10), order(2, 20), order(3, 50))
+        world.settle()
+        assert [row["id"] for row in world.rows("named")] == [1]
+        assert per_minute_counts() == {0: (1, 1)}
+        world.send("products", {"product": 3, "name": "ink"})
+        world.send("orders", order(4, 100))  # the wait of order 2 is over
+        world.settle()
+        assert {row["id"]: row["name"] for row in world.rows("named")} == {1: "pen", 2: None, 3: "ink"}
+        assert per_minute_counts() == {0: (2, 3)}
+        world.send("orders", order(5, 30), order(6, 3_800))  # a minute late, and an hour ahead: the waits are over
+        world.settle()
+        assert per_minute_counts() == {0: (2, 4), 1: (0, 1)}
+        world.advance("3 hours")  # the watermark passes the last order, which waits, in one step
+        world.settle()
+        assert per_minute_counts() == {0: (2, 4), 1: (0, 1), 3: (0, 1)}
+        assert world.counts("counted").late == 0

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.backends import open_store
@@ -85,3 +90,49 @@ def test_rows_that_are_too_large_as_json_are_quarantined_also_if_workers_stage_t
         assert world.sql("select in_, used, quarantined, unaccounted from hw_pipelines") == [(2, 1, 1, 0)] * 2
         changes = [event.value for event in world.client.read(f"texts_{name}.changes")]
         assert [change["after"]["id"] for change in changes if change] == [2]
+
+
+def minutes(orders: str, products: str) -> hw.App:
+    """A window after an as-of join; the function is the same whatever its topics are called."""
+    app = hw.App("minutes")
+    columns, versions = "id int, product int, at timestamp", "product int, name string, since timestamp"
+    app.topic(orders, columns, time="at", lateness="10 minutes", idle="1 hour")
+    app.table(products, versions, key="product", time="since", lateness="2 seconds", idle="1 hour")
+
+    def counted(**inputs: Any) -> DataFrame:
+        joined = hw.join_as_of(inputs[orders], inputs[products], on="product")
+        return joined.groupBy(F.window("at", "1 minute").alias("minute"), "name").agg(F.count("*").alias("n"))
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    counted.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(orders, kind), inspect.Parameter(products, kind, annotation=hw.Table)]
+    )
+    app.view("minutes_" + orders, key=("minute", "name"), late=hw.correct(for_="1 hour"))(counted)
+    return app
+
+
+def test_a_window_after_an_as_of_join_shows_an_event_once_the_table_is_complete(kafka: Broker, tmp_path: Path):
+    orders, products = fresh_name(), fresh_name()
+    start = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
+
+    def shown() -> list[tuple[str, int]]:
+        return [(str(row["name"]), row["n"]) for row in world.rows("minutes_" + orders)]
+
+    def version(product: int, name: str, second: int) -> dict[str, Any]:
+        return {"product": product, "name": name, "since": start + timedelta(seconds=second)}
+
+    with on_kafka(minutes(orders, products), tmp_path, kafka.address) as world:
+        world.client.send(products, version(1, "tea", 0))
+        world.client.send(orders, {"id": 1, "product": 1, "at": start + timedelta(seconds=10)})
+        world.settle()
+        assert shown() == []
+        world.client.send(products, version(2, "cup", 13))
+        world.settle()
+        assert shown() == [("tea", 1)]
+        world.client.send(products, version(1, "pot", 20))
+        late = start - timedelta(minutes=50)
+        world.client.send_many(
+            orders, [{"id": 2, "product": 1, "at": late}, {"id": 3, "product": 1, "at": start + timedelta(seconds=17)}]
+        )
+        world.settle()
+        assert sorted(shown()) == [("None", 1), ("tea", 2)]

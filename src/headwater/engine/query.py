@@ -360,6 +360,9 @@ class Query:
         """Return when all events now in the log are committed; raises if the query ends first."""
         assert self._running is not None
         self._running.processAllAvailable()
+        if any(input_.is_table for input_ in self.built.inputs):
+            # Events wait for the loading of tables: after a restart Spark finds none until it has asked all inputs.
+            self._running.processAllAvailable()
 
     @property
     def active(self) -> bool:

@@ -73,6 +73,25 @@ def test_corrections_never_take_away_unknown_rows(history):
         assert min(contents(results[: end + 1]).values(), default=1) > 0
 
 
+@settings(max_examples=80, deadline=None)
+@given(histories(EVENTS, VERSIONS), st.sampled_from([0, 3]))
+def test_an_event_is_final_once_the_table_is_complete(history, correction):
+    operator = AsOfJoin(SALES, PRICES, ON, valid_from="since", correction=correction)
+    state, results, arrived = MemoryState(), [], []
+    for number, ((sales, prices), watermark) in enumerate(history.batches):
+        later = [row[TIME] for (_, versions), _ in history.batches[number + 1 :] for row in versions]
+        complete = min(later, default=END)  # as early as any table could tell
+        rows = [table_of(sales, SALES), table_of(prices, PRICES, of_table=True)]
+        results.append(operator.step(state, rows, watermark, complete - correction))
+        arrived += [row[TIME] for row in sales]
+        waiting = [time for time in arrived if time >= complete]
+        assert sum(map(len, results)) == len(arrived) - len(waiting)
+        assert (next_ := operator.next_release(state)) is None or next_ + correction == min(waiting)
+        assert (next_ is None) == (not waiting)
+    assert contents(results) == expected(history, "left")
+    assert set(spaces(state)) <= {"versions"}
+
+
 @settings(max_examples=40, deadline=None)
 @given(histories(EVENTS, VERSIONS))
 def test_only_needed_versions_are_kept(history):

@@ -57,8 +57,8 @@ class BuiltQuery:
         time: The column that holds the event time, if there is one.
         state: A description of Spark's state; a query can only continue if it is unchanged.
         has_weights: Whether its rows carry weights (see `apply_with_weights`).
-        delay: How much older than the watermark its rows may be, in microseconds: the range of its joins, and the time
-            that `hw.enrich` waits.
+        delay: How much older than the watermark its rows may be, in microseconds: by the range of its joins, and after
+            the wait of `hw.enrich`.
         sink_stage: The operator at the sink; None if all steps run in Spark.
         spark_operators: Descriptions of the state of Headwater's operators in Spark.
         quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.

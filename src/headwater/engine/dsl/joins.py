@@ -39,7 +39,8 @@ def enrich(
 
     The table is read to its current end before the first event is processed. An event without a row gets nulls, is
     dropped, or is quarantined. With `wait`, it first waits this long for its row, in event time. It is then older than
-    the watermark, so windows and other steps that wait for event time cannot follow in the same pipeline.
+    the watermark, so windows and other steps that wait for event time cannot follow in the same pipeline, unless
+    `late=hw.correct(…)` of the pipeline accepts late events for at least that long.
 
     Args:
         events: The events.
@@ -95,8 +96,9 @@ def join_as_of(
 ) -> DataFrame:
     """Join each event with the row that a table had at the event's time.
 
-    The result does not depend on the order of arrival: an event waits, or is corrected, until the table is complete up
-    to the event's time. So every rerun gives the same rows. docs/joins.md describes the event time of a table.
+    The result does not depend on the order of arrival: until the table is complete up to the event's time, the event
+    waits, or its row is corrected if the join is the last step of a view. So every rerun gives the same rows.
+    docs/joins.md describes the event time of a table.
 
     Args:
         events: The events.
