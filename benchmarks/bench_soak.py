@@ -1,4 +1,4 @@
-"""Memory over a long run: the demo's shop with its six pipelines, at a steady rate, by part.
+"""Memory over a long run: the demo's shop with its database and six pipelines, at a steady rate, by part.
 
     python -m benchmarks.bench_soak [--minutes N] [--rate N] [--kill-every SECONDS] [--kills N] [--folder FOLDER]
     python -m benchmarks.bench_soak --report FOLDER [--from-minute N]
@@ -120,7 +120,12 @@ def soak(given: argparse.Namespace) -> int:
             time.sleep(1)
         result = run.result()
     pipelines = [asdict(each) | {"counts": dict(each.counts)} for each in result.pipelines]
-    audit = {"faults": result.faults, "topics": [asdict(each) for each in result.topics], "pipelines": pipelines}
+    audit = {
+        "faults": result.faults,
+        "topics": [asdict(each) for each in result.topics],
+        "tables": [asdict(each) for each in result.tables],
+        "pipelines": pipelines,
+    }
     (given.folder / "audit.json").write_text(json.dumps(audit, indent=2, default=str))
     return len(result.faults)
 

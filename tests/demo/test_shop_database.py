@@ -141,6 +141,21 @@ def test_without_postgresql_the_database_is_a_file(tmp_path: Path, start, monkey
     assert raised.value.fix == "pip install 'headwater[demo]'"
 
 
+@pytest.mark.services
+def test_postgresql_that_does_not_start_is_replaced_by_a_file(tmp_path: Path, start, monkeypatch):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "setpriv").write_text("#!/bin/sh\necho 'capabilities not permitted' >&2\nexit 1\n")
+    (programs / "setpriv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    shop = start()
+    assert shop.answer.url == str(tmp_path / "shop.db")
+    assert shop.answer.reason
+    shop.stop()
+    monkeypatch.undo()
+    assert start().answer.url == str(tmp_path / "shop.db")  # the next run goes on with the file
+
+
 def test_the_same_seed_changes_the_same(tmp_path: Path):
     assert list(islice(transactions(seed=7), 200)) == list(islice(transactions(seed=7), 200))
     assert list(islice(transactions(seed=7), 200)) != list(islice(transactions(seed=8), 200))

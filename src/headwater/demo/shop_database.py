@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import importlib
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -233,16 +234,22 @@ def _lock(folder: Path, control: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open(folder: Path) -> Iterator[ShopDatabase]:
-    """Start PostgreSQL, or name an SQLite file if PostgreSQL is not installed or an earlier run used the file."""
+    """Start PostgreSQL, or name an SQLite file if there is none, it does not start, or an earlier run used the file."""
     file, data = folder / "shop.db", folder / "postgres"
     reason = "an earlier run in this folder used SQLite" if file.exists() else _missing_postgres()
-    if not reason:
-        with _start_postgres(data) as database:
-            yield database
-    elif data.exists():
+    known, database = data.exists(), None
+    if reason and known:
         raise MissingProgramError(reason, fix="pip install 'headwater[demo]'", program="postgres")
-    else:
-        yield ShopDatabase(str(file), reason)
+    with contextlib.ExitStack() as stack:
+        if not reason:
+            try:
+                database = stack.enter_context(_start_postgres(data))
+            except ServiceFailedError as error:  # as in a container whose root lacks a capability
+                if known:
+                    raise
+                shutil.rmtree(data, ignore_errors=True)
+                reason = error.what
+        yield database or ShopDatabase(str(file), reason)
 
 
 def _missing_postgres() -> str:

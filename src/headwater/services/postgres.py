@@ -22,6 +22,7 @@ __all__ = ["check_installed", "launch_postgres"]
 
 _SYSTEM: Final = Path("/usr/lib/postgresql")  # where Debian keeps each version's programs
 _KILL_TIMEOUT: Final = 20.0  # seconds for the child processes of a killed server to end
+_DAC_READ_SEARCH: Final = 2  # the number of the capability
 _USER: Final = "nobody"  # the user of the server if root starts it
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -99,8 +100,9 @@ def _find_programs() -> Path:
 def _setpriv(*, die_with_parent: bool = False) -> list[str]:
     """Returns a command prefix that runs PostgreSQL as nobody if the user is root, which PostgreSQL refuses.
 
-    The capability lets it traverse folders that only root may read. SIGQUIT, which the kernel sends with
-    `die_with_parent`, is an immediate shutdown: the server releases its shared memory, and recovers at the next start.
+    The capability lets it traverse folders that only root may read; in some containers root does not have it. SIGQUIT,
+    which the kernel sends with `die_with_parent`, is an immediate shutdown: the server releases its shared memory, and
+    recovers at the next start.
     """
     root, setpriv = os.geteuid() == 0, shutil.which("setpriv")
     if setpriv is None and root:
@@ -109,8 +111,16 @@ def _setpriv(*, die_with_parent: bool = False) -> list[str]:
     options = ["--pdeathsig", "QUIT"] if die_with_parent else []
     if root:
         options += ["--reuid", _USER, "--regid", str(pwd.getpwnam(_USER).pw_gid), "--clear-groups"]
-        options += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+        if _may_search():
+            options += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
     return [setpriv, *options] if setpriv is not None and options else []
+
+
+def _may_search() -> bool:
+    """Returns whether this process may traverse every folder, and pass that on."""
+    status = Path("/proc/self/status").read_text()
+    permitted = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapPrm:"))
+    return bool(permitted >> _DAC_READ_SEARCH & 1)
 
 
 def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> None:
