@@ -2,14 +2,14 @@
 
 The path of one event, in order:
 
-1. `client/client.py`: `Client.send` takes it from the program; `log/write_batch.py` checks and encodes it.
-2. `log/topic_writer.py` picks its partition; `log/append_buffer.py` groups it with others or applies the overload
-   policy.
+1. `client/client.py`: `Client.send` takes it from the program; `log/write/write_batch.py` checks and encodes it.
+2. `log/write/topic_writer.py` picks its partition; `log/write/append_buffer.py` groups it with others or applies the
+   overload policy.
 3. `log/storage/frame_builder.py` assigns its offset; `log/storage/partition.py` writes, syncs and publishes.
 4. `log/notifier.py` wakes the readers. A program reads it through `log/reader.py` and `client/consumer.py`.
 5. `engine/source` reads it as a batch of offsets; Spark runs the user's function and `engine/operators` on it.
 6. `engine/sink/sink.py` commits the rows of the view, the ledger entry and the changes in one transaction of the
-   store (`store/transaction.py`, `store/ledger.py`).
+   store (`store/commit/transaction.py`, `store/commit/ledger.py`).
 7. `engine/sink/publisher.py` appends the changes to the view's changelog topic; `client/view.py` reads the rows.
 
 Names are imported on first use, so that `import headwater` is fast.

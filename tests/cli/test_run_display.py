@@ -10,9 +10,9 @@ import pytest
 
 from headwater.cli.options import Options
 from headwater.cli.output import Output
-from headwater.cli.run_display import RunDisplay
-from headwater.cli.run_messages import RunMessages, describe_failure, describe_reload
-from headwater.cli.run_status import PipelineStatus, RunStatus
+from headwater.cli.run.display import RunDisplay
+from headwater.cli.run.messages import RunMessages, describe_failure, describe_reload
+from headwater.cli.run.status import PipelineStatus, RunStatus
 from headwater.errors import BadAppError, BadPipelineError, SourceLocation, StateChangedError
 from headwater.store.status import ReloadReport, WorkProgress
 
@@ -96,7 +96,7 @@ def test_a_terminal_shows_state_rate_lag_and_last_error_of_each_pipeline():
 
 
 def _start(shown: Shown):
-    from headwater.cli.run_display import _start_live
+    from headwater.cli.run.display import _start_live
 
     return _start_live(shown.stream)
 

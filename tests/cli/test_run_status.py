@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.run_status import StatusReader
+from headwater.cli.run.status import StatusReader
 from headwater.store.status import EngineStatus, write_engine_status
 
 

@@ -10,8 +10,8 @@ from headwater import errors
 from headwater.client.producer import Producer
 from headwater.events import Receipt, SystemClock
 from headwater.log import PendingEvent, Topic
-from headwater.log.append_buffer import PendingAppend
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.write_batch import EventEncoder
 
 
 class FailingAppends:

@@ -18,7 +18,7 @@ from headwater import errors
 from headwater.client.producer import Producer
 from headwater.events import SystemClock
 from headwater.log import EventLog, PendingEvent
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 from tests.client.failing_producer import FailingAppends, retry_until_acknowledged
 from tests.client.shop import FORMS, NOON, Order, OrderModel, OrderStruct, fresh, order, orders
 

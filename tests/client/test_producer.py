@@ -13,8 +13,8 @@ from headwater import errors
 from headwater.client.producer import Producer
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog
-from headwater.log.append_buffer import PendingAppend
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.write_batch import EventEncoder
 from tests.client.failing_producer import FailingAppends
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from headwater import errors
 from headwater.client.producer import Producer
 from headwater.events import Receipt, SystemClock
 from headwater.log import EventLog
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 from tests.client.failing_producer import FailingAppends
 
 

@@ -12,7 +12,7 @@ import pytest
 from py4j.finalizer import ThreadSafeFinalizer
 
 import headwater as hw
-from headwater.engine.memory import collect_garbage, sample_memory
+from headwater.engine.reports.memory import collect_garbage, sample_memory
 from headwater.memory import child_processes
 from headwater.testing import World, run
 from headwater.testing.world import get_spark

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from headwater.engine import memory, process
+from headwater.engine import process
 from headwater.engine.context import HadoopFolder, LocalFolder
 from headwater.engine.process import (
     EngineCommand,
@@ -24,6 +24,7 @@ from headwater.engine.process import (
     _open_context,
     _spark_settings,
 )
+from headwater.engine.reports import memory
 from headwater.engine.spark.session import Spark
 from headwater.errors import BadAppError, BadSettingError, LockedError
 from headwater.profiles import Address, Profile

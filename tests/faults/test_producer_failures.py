@@ -22,7 +22,7 @@ from headwater.log import EventLog
 from headwater.log.maintenance import verify
 from headwater.log.storage.disk import Disk, translate_os_error
 from headwater.log.topic import Overload, WhenFull
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 from tests.faults.counts import injected, times
 from tests.faults.processes import declared, read_all
 

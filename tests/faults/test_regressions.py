@@ -162,7 +162,7 @@ def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
 
 def test_a_send_of_several_frames_is_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     """A kill during the write left its first frames."""
-    monkeypatch.setattr("headwater.log.topic_writer._MAX_FRAME_BYTES", 2_000)
+    monkeypatch.setattr("headwater.log.write.topic_writer._MAX_FRAME_BYTES", 2_000)
     log = EventLog(tmp_path)
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))

@@ -12,8 +12,8 @@ import pytest
 
 from headwater.errors import DiskFullError, OverloadedError, UsageError
 from headwater.log import Overload, backpressure, buffer, drop
-from headwater.log.append_buffer import AppendBuffer, PendingAppend
 from headwater.log.topic import WhenFull
+from headwater.log.write.append_buffer import AppendBuffer, PendingAppend
 
 
 class Gate:

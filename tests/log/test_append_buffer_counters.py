@@ -9,8 +9,8 @@ import zlib
 import pytest
 
 from headwater.errors import DiskFailedError, DiskFullError
-from headwater.log.append_buffer import COUNTERS, AppendCounters
 from headwater.log.storage import Disk
+from headwater.log.write.append_buffer import COUNTERS, AppendCounters
 from tests.log.given import flip, in_another_process
 
 
@@ -77,7 +77,7 @@ def test_two_processes_and_two_threads_lose_no_count(tmp_path):
         thread.start()
     code = """
         import sys; from pathlib import Path
-        from headwater.log.append_buffer import AppendCounters; from headwater.log.storage import Disk
+        from headwater.log.write.append_buffer import AppendCounters; from headwater.log.storage import Disk
         counts = AppendCounters(Disk(), Path(sys.argv[1]))
         for _ in range(3000): counts.add({"offered": 1, "refused": 1})
     """

@@ -14,7 +14,7 @@ from headwater.log.maintenance.maintenance import Maintenance
 from headwater.log.storage import Disk
 from headwater.log.storage.file_pool import FILES
 from headwater.log.topic import Topic
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 
 
 @pytest.fixture(params=["fast", "memory"])

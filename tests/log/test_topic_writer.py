@@ -11,9 +11,9 @@ import pytest
 from headwater.errors import BadEventError, BadKeyError, OverloadedError, TooLargeError
 from headwater.events import key_bytes, partition_of
 from headwater.log import backpressure, drop
-from headwater.log.append_buffer import PendingAppend
 from headwater.log.topic import MAX_EVENT_BYTES
-from headwater.log.topic_writer import group_by_producer, group_runs, write_run
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.topic_writer import group_by_producer, group_runs, write_run
 from tests.log.given import amounts, declared, events, row_of, rows_of
 
 BLOB = "id string, body string, amount int"

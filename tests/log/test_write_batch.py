@@ -8,7 +8,7 @@ import pytest
 
 from headwater.events import Codec
 from headwater.log.storage.frame import LOWEST_TIME
-from headwater.log.write_batch import coalesce
+from headwater.log.write.write_batch import coalesce
 from tests.log.given import declared, row_of
 
 TOPIC = declared(type_="id string, amount int")

@@ -14,7 +14,7 @@ from cloudevents.core.formats.json import JSONFormat
 
 import headwater as hw
 from headwater.log.wire import FRAMES_MEDIA_TYPE, pack_batch
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 from headwater.server import Node
 from tests.client.shop import fresh
 

@@ -16,7 +16,7 @@ import headwater as hw
 from headwater.log import WriteBatch
 from headwater.log.storage.frame import HEADER_SIZE
 from headwater.log.wire import FRAMES_MEDIA_TYPE, pack_batch, unpack_receipts
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 from tests.client.shop import fresh
 
 RECORD = struct.Struct("<iI")

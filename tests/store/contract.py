@@ -24,8 +24,8 @@ from headwater.errors import (
 )
 from headwater.store import EventCounts, InputRange, PipelineReport, RetriedEvent, Store, ViewReader, ViewTable
 from headwater.store.changelog import change_schema
+from headwater.store.commit.row_checks import MAX_KEY_BYTES, MAX_ROW_BYTES
 from headwater.store.retention import SideRetention
-from headwater.store.row_checks import MAX_KEY_BYTES, MAX_ROW_BYTES
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
 from tests.store.state_contract import StateContract
 

@@ -14,8 +14,8 @@ import pytest
 
 from headwater.errors import BadNameError, BadRowError, NewerFormatError, SchemaConflictError
 from headwater.store import SqlStore, ViewReader, ViewTable
+from headwater.store.commit.row_checks import MAX_KEY_BYTES, check_rows
 from headwater.store.postgres import PostgresDialect
-from headwater.store.row_checks import MAX_KEY_BYTES, check_rows
 from tests.store.contract import StoreContract
 from tests.store.given import MOMENT, REVENUE, TOTALS, WINDOW, Runner, aside, minute
 

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.errors import BadRowError
 from headwater.store import ViewTable
-from headwater.store.row_checks import MAX_KEY_BYTES, MAX_ROW_BYTES, check_rows, find_large_rows, plain_text
+from headwater.store.commit.row_checks import MAX_KEY_BYTES, MAX_ROW_BYTES, check_rows, find_large_rows, plain_text
 
 NESTED = pa.struct([("tags", pa.list_(pa.string())), ("by", pa.map_(pa.string(), pa.string()))])
 SCHEMA = pa.schema(

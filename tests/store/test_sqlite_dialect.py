@@ -19,7 +19,8 @@ from headwater.errors import (
     NotWritableError,
     TooLargeError,
 )
-from headwater.store import PipelineReport, SqliteDialect, SqlStore, ViewReader, ledger, transaction
+from headwater.store import PipelineReport, SqliteDialect, SqlStore, ViewReader
+from headwater.store.commit import ledger, transaction
 from headwater.store.sqlite.migrations import FORMAT
 from tests.store.contract import UNSIGNED, StoreContract
 from tests.store.given import Runner, aside

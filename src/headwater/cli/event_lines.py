@@ -24,7 +24,7 @@ from headwater.events import MAX_JSON_LINE, Codec, check_headers, check_tracepar
 from headwater.events.values import format_moment, preview
 from headwater.log import Topic, WriteBatch
 from headwater.log.storage.frame import ENVELOPE
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 from headwater.units import micros, moment
 
 __all__ = ["Chunk", "EventOverrides", "LineParser", "parse_documents", "read_chunks"]

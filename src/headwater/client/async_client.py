@@ -20,7 +20,7 @@ from headwater.client.queue import OpenQueue, PublishOptions
 from headwater.events import Clock, Event, Receipt
 from headwater.events.envelope import Receipts
 from headwater.log import Start, Topic
-from headwater.log.write_batch import EventAttributes
+from headwater.log.write.write_batch import EventAttributes
 from headwater.pipelines.declaration import TopicOptions
 from headwater.queues import Message, PublishConfirm, Queue, QueueOptions
 

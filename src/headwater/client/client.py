@@ -29,7 +29,7 @@ from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.events.envelope import Receipts
 from headwater.log import EventLog, LogBatch, Start, Topic, WriteBatch
 from headwater.log.protocol import Log
-from headwater.log.write_batch import EventAttributes, EventEncoder
+from headwater.log.write.write_batch import EventAttributes, EventEncoder
 from headwater.pipelines.declaration import TopicOptions
 from headwater.profiles import Profile, read_profile, redact
 from headwater.store import SqlResult

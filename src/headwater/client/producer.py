@@ -16,9 +16,9 @@ from headwater.errors import (
 )
 from headwater.events import Clock, Receipt, partition_of
 from headwater.log import PendingEvent
-from headwater.log.append_buffer import PendingAppend
 from headwater.log.protocol import Log
-from headwater.log.write_batch import EventAttributes, EventEncoder
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.write_batch import EventAttributes, EventEncoder
 
 __all__ = ["Producer"]
 

@@ -17,7 +17,7 @@ from headwater.events.envelope import Receipts
 from headwater.log.invalid_events import InvalidEvent, find_invalid, invalid_topic_of, names_row
 from headwater.log.protocol import Log
 from headwater.log.topic import Topic
-from headwater.log.write_batch import EventEncoder, PendingEvent, WriteBatch, check_key
+from headwater.log.write.write_batch import EventEncoder, PendingEvent, WriteBatch, check_key
 
 __all__ = [
     "EncoderCache",

@@ -23,7 +23,7 @@ import msgspec
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from headwater.engine.start_report import StartReport
+from headwater.engine.reports.start_report import StartReport
 from headwater.errors import FencedError, UnreachableError
 from headwater.events import Clock
 from headwater.invocation import Invocation
@@ -31,7 +31,7 @@ from headwater.log.protocol import TimedLog
 from headwater.log.storage.disk import Disk
 from headwater.profiles import redact
 from headwater.store import RetriedEvent, Store
-from headwater.store.retries import EventPosition
+from headwater.store.commit.retries import EventPosition
 
 __all__ = ["CheckpointFolder", "EngineContext", "HadoopFolder", "LocalFolder", "QueryDirectory", "QueryManifest"]
 

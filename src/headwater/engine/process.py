@@ -36,12 +36,12 @@ from headwater.engine.context import CheckpointFolder, EngineContext, HadoopFold
 from headwater.engine.dry_run import dry_run
 from headwater.engine.engine import Engine
 from headwater.engine.failpoints import failpoint
-from headwater.engine.memory import record_memory
-from headwater.engine.progress import CatchUp, report_progress
 from headwater.engine.reload.reloader import Reloader
 from headwater.engine.replay import replay
+from headwater.engine.reports.memory import record_memory
+from headwater.engine.reports.progress import CatchUp, report_progress
+from headwater.engine.reports.start_report import StartReport, render
 from headwater.engine.spark.session import Lifetime, Spark, SparkSettings
-from headwater.engine.start_report import StartReport, render
 from headwater.engine.supervisor import PipelineSupervisor
 from headwater.errors import (
     BadSettingError,

@@ -33,7 +33,7 @@ from headwater.log.protocol import TimedLog
 from headwater.log.tombstones import check_tombstones
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import ViewTable
-from headwater.store.row_checks import check_rows
+from headwater.store.commit.row_checks import check_rows
 
 __all__ = ["OffsetBounds", "Query", "check_gap", "rebuild_error"]
 

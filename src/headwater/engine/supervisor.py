@@ -48,7 +48,7 @@ from headwater.errors import (
 )
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import PipelineReport
-from headwater.store.commit import PipelineState
+from headwater.store.commit.commit import PipelineState
 from headwater.store.status import folder_id
 
 __all__ = ["PipelineSupervisor", "Reaction", "choose_reaction"]

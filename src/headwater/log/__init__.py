@@ -11,7 +11,7 @@ from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import EventLog, PartitionRange, Start
 from headwater.log.notifier import FileNotifier
 from headwater.log.topic import Durability, Overload, Retention, Topic, ValueFormat, backpressure, buffer, drop
-from headwater.log.write_batch import PendingEvent, WriteBatch
+from headwater.log.write.write_batch import PendingEvent, WriteBatch
 
 __all__ = [
     "Durability",

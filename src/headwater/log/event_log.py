@@ -22,7 +22,6 @@ import numpy as np
 from headwater.errors import BadOffsetError, DamagedError, NewerFormatError
 from headwater.events import Clock, Receipt, merge
 from headwater.events.envelope import Receipts
-from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.consumer_groups import FolderGroups
 from headwater.log.invalid_events import create_invalid_topic, invalid_topic_of
@@ -40,7 +39,8 @@ from headwater.log.topic import (
     merge_definition,
     unknown_topic_error,
 )
-from headwater.log.write_batch import PendingEvent, WriteBatch
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.write_batch import PendingEvent, WriteBatch
 from headwater.units import micros, moment
 
 __all__ = ["EventLog", "PartitionRange", "Start"]

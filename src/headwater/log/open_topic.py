@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from headwater.errors import DamagedError
 from headwater.events import Clock, Codec
-from headwater.log.append_buffer import AppendCounters
 from headwater.log.batch import LogBatch
 from headwater.log.reader import FrameDecoder
 from headwater.log.storage import Disk, Frame, Partition, StateFile
 from headwater.log.topic import Durability, Topic, deleted_topic_error
-from headwater.log.topic_writer import TopicWriter
+from headwater.log.write.append_buffer import AppendCounters
+from headwater.log.write.topic_writer import TopicWriter
 
 __all__ = ["OpenTopic", "latest_schema_version", "load_schema", "load_topic", "parse_definition", "schema_file_name"]
 

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from headwater.events import Clock, Receipt
 from headwater.events.envelope import Receipts
-from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import PartitionRange, Start
@@ -21,7 +20,8 @@ from headwater.log.notifier import Waiter
 from headwater.log.storage.frame import Frame
 from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import Topic
-from headwater.log.write_batch import PendingEvent, WriteBatch
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.write_batch import PendingEvent, WriteBatch
 
 __all__ = ["ConsumerGroups", "Log", "PartitionEnd", "TimedLog", "TimedPartition", "TimedTopic"]
 

@@ -30,7 +30,7 @@ from headwater.log.storage.frame import (
     parse_header,
     serialize_columns,
 )
-from headwater.log.write_batch import WriteBatch
+from headwater.log.write.write_batch import WriteBatch
 
 __all__ = [
     "FRAMES_MEDIA_TYPE",

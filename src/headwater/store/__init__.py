@@ -5,7 +5,7 @@ The engine writes one `Commit` per batch. Readers get rows, changes and system v
 Read views with `ViewReader` or, from client code, through `store.views`.
 """
 
-from headwater.store.commit import (
+from headwater.store.commit.commit import (
     Commit,
     OffsetRange,
     OutboxEntry,
@@ -17,9 +17,9 @@ from headwater.store.commit import (
     StateWrite,
     ViewTable,
 )
-from headwater.store.ledger import EventCounts, InputRange, LedgerEntry
+from headwater.store.commit.ledger import EventCounts, InputRange, LedgerEntry
+from headwater.store.commit.retries import RetriedEvent
 from headwater.store.protocol import QueryLimits, SqlResult, Stager, StateStore, Store
-from headwater.store.retries import RetriedEvent
 from headwater.store.sql_store import SqlStore
 from headwater.store.sqlite import SqliteDialect
 from headwater.store.views.view_reader import ViewReader

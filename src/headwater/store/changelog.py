@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 
 __all__ = ["ChangeSet", "change_schema", "changelog_topic", "pack", "parse_changelog_topic", "unpack"]
 

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from headwater.errors import BadEventError, BadTypeError, KeyNotUniqueError
 from headwater.events import values_of
 from headwater.events.values import preview, to_json_value
-from headwater.store.commit import Commit, ViewTable
-from headwater.store.row_checks import check_rows
+from headwater.store.commit.commit import Commit, ViewTable
+from headwater.store.commit.row_checks import check_rows
 
 __all__ = [
     "TIMESTAMP",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the modules below import `Session` from here
     from headwater.log.notifier import PollableWaiter
     from headwater.sql.guard import StoreEngine
     from headwater.store.changelog import ChangeSet
-    from headwater.store.commit import Commit, ViewTable
+    from headwater.store.commit.commit import Commit, ViewTable
     from headwater.store.protocol import QueryLimits, SqlResult, Stager, TableRows
 
 __all__ = ["Cursor", "Dialect", "RowsReader", "Session", "StateEntry", "StateSql", "TableSql", "ViewWriter"]

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 
+from headwater.store.commit.state_table import delete_state
 from headwater.store.dialect import Session
-from headwater.store.state_table import delete_state
 
 __all__ = ["EXPIRY", "PipelineRecord", "expire_pipeline", "read_pipelines", "record_pipelines", "renew_pipeline"]
 

@@ -14,11 +14,19 @@ import pyarrow as pa
 
 from headwater.errors import BadQueryError
 from headwater.log.notifier import PollableWaiter
-from headwater.store.commit import Commit, OffsetRange, OutboxEntry, PipelineReport, SideOutput, StagedPart, ViewTable
-from headwater.store.ledger import LedgerEntry
+from headwater.store.commit.commit import (
+    Commit,
+    OffsetRange,
+    OutboxEntry,
+    PipelineReport,
+    SideOutput,
+    StagedPart,
+    ViewTable,
+)
+from headwater.store.commit.ledger import LedgerEntry
+from headwater.store.commit.retries import EventPosition, QuarantinedEvent, RetriedEvent
 from headwater.store.pipeline_registry import PipelineRecord
 from headwater.store.retention import PartitionStarts, SideRetention
-from headwater.store.retries import EventPosition, QuarantinedEvent, RetriedEvent
 
 __all__ = [
     "QueryLimits",

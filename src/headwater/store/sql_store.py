@@ -11,13 +11,9 @@ from typing import Any
 
 from headwater.events import Clock, SystemClock
 from headwater.log.notifier import PollableWaiter
-from headwater.store.commit import Commit, OffsetRange, OutboxEntry, PipelineReport, SideOutput, ViewTable
-from headwater.store.dialect import Dialect, Session
-from headwater.store.ledger import LedgerEntry, find_entry, last_entry, last_published
-from headwater.store.pipeline_registry import PipelineRecord, expire_pipeline, read_pipelines, record_pipelines
-from headwater.store.protocol import Stager
-from headwater.store.retention import PartitionStarts, SideRetention, remove_side_data
-from headwater.store.retries import (
+from headwater.store.commit.commit import Commit, OffsetRange, OutboxEntry, PipelineReport, SideOutput, ViewTable
+from headwater.store.commit.ledger import LedgerEntry, find_entry, last_entry, last_published
+from headwater.store.commit.retries import (
     EventPosition,
     QuarantinedEvent,
     RetriedEvent,
@@ -27,9 +23,8 @@ from headwater.store.retries import (
     request_retry,
     withdraw_retries,
 )
-from headwater.store.state_table import SqlStateStore
-from headwater.store.status import write_report
-from headwater.store.transaction import (
+from headwater.store.commit.state_table import SqlStateStore
+from headwater.store.commit.transaction import (
     check_epoch,
     commit_batch,
     mark_published,
@@ -38,6 +33,11 @@ from headwater.store.transaction import (
     read_skip_positions,
     write_side_outputs,
 )
+from headwater.store.dialect import Dialect, Session
+from headwater.store.pipeline_registry import PipelineRecord, expire_pipeline, read_pipelines, record_pipelines
+from headwater.store.protocol import Stager
+from headwater.store.retention import PartitionStarts, SideRetention, remove_side_data
+from headwater.store.status import write_report
 from headwater.store.view_registry import create_table, current_table, discard_version, make_current
 
 __all__ = ["SqlStore"]

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.store.commit import PipelineReport
+from headwater.store.commit.commit import PipelineReport
+from headwater.store.commit.row_checks import plain_text
 from headwater.store.dialect import Session
-from headwater.store.row_checks import plain_text
 
 __all__ = [
     "EXIT_OUT_OF_MEMORY",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 from headwater.store.protocol import SqlResult
 
 __all__ = ["SYSTEM_VIEWS", "KeySql", "build_system_views", "system_table", "system_view"]

@@ -13,10 +13,10 @@ from headwater.errors import BadNameError, BadTypeError, RefusedError, SchemaCon
 from headwater.log.topic import check_name
 from headwater.sql.identifiers import quote
 from headwater.store.columns import storage_columns
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
+from headwater.store.commit.state_table import delete_state
 from headwater.store.dialect import Dialect, Session
 from headwater.store.pipeline_registry import renew_pipeline
-from headwater.store.state_table import delete_state
 
 __all__ = [
     "create_table",

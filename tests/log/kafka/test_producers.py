@@ -17,10 +17,10 @@ import pytest
 import headwater as hw
 from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnreachableError
 from headwater.log import WriteBatch
-from headwater.log.append_buffer import PendingAppend
 from headwater.log.kafka import KafkaLog, producers
 from headwater.log.kafka.producers import ProducedBatch
-from headwater.log.write_batch import EventEncoder, Origin
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.write_batch import EventEncoder, Origin
 from tests.client.shop import fresh
 from tests.faults.counts import times
 from tests.log.kafka.plain import consume

@@ -13,7 +13,7 @@ import pytest
 from headwater.errors import SequenceGapError
 from headwater.log.kafka.producers import IdempotentProducer, NamedProducer, ProducedBatch, RecordGroup
 from headwater.log.kafka.records import EncodedRecords
-from headwater.log.write_batch import WriteBatch
+from headwater.log.write.write_batch import WriteBatch
 
 pytest.importorskip("confluent_kafka")
 DEADLINE = 10  # seconds

@@ -15,7 +15,7 @@ from headwater.errors import BadEventError, TooLargeError
 from headwater.events import partition_of
 from headwater.log.kafka.records import parse_headers
 from headwater.log.storage.frame import LOWEST_TIME
-from headwater.log.write_batch import WriteBatch
+from headwater.log.write.write_batch import WriteBatch
 from tests.client.shop import NOON, Order, fresh, order, orders
 from tests.log.kafka.plain import consume, produce
 from tests.services.kafka import Broker, create_kafka_topic

@@ -19,7 +19,7 @@ from headwater.capture.source import ChangeBatch
 from headwater.errors import BadEventError
 from headwater.events import key_bytes, keys_of, times_column
 from headwater.log import Topic, WriteBatch
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 from headwater.units import micros
 
 __all__ = ["EncodedEvents", "encode_events", "find_events", "runs_of_topics"]

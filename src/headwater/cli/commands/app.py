@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headwater.cli.engine_progress import EngineProgress
 from headwater.cli.formatting import escape, format_bytes, plural
 from headwater.cli.options import DEFAULTS, EVERY_PIPELINE, Options, PipelineOptions, local_folder
 from headwater.cli.output import Output
+from headwater.cli.run.engine_progress import EngineProgress
 from headwater.errors import EngineFailedError, HeadwaterError
 from headwater.profiles import describe
 from headwater.store.status import WorkProgress

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from headwater.cli.app_processes import catch_signals, open_profile_log
 from headwater.cli.formatting import format_bytes
 from headwater.cli.options import DEFAULTS, Flag, Options, local_folder
 from headwater.cli.output import Column, Output, confirm
+from headwater.cli.run.app_processes import catch_signals, open_profile_log
 from headwater.errors import BadAppError, NotCapturableError, UsageError, near_names
 
 if TYPE_CHECKING:

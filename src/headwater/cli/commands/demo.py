@@ -24,7 +24,7 @@ from headwater.cli.formatting import format_count, format_duration, plural
 from headwater.cli.options import DEFAULTS, Options, local_folder
 from headwater.cli.output import Column, Output, print_view
 from headwater.cli.program import program_name
-from headwater.cli.run_messages import Rates
+from headwater.cli.run.messages import Rates
 from headwater.config import PORT
 from headwater.errors import EnvironmentFaultError, UsageError
 from headwater.events.values import format_value

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headwater.cli.app_processes import AppProcesses, RunSettings
 from headwater.cli.commands.run import NodeRun, load_checked, open_profile
 from headwater.cli.options import DEFAULTS, EVERY_PIPELINE, Options, PipelineOptions, local_folder
 from headwater.cli.output import Output
-from headwater.cli.run_display import RunDisplay
-from headwater.cli.run_messages import RunMessage, describe_error, describe_failure, describe_reload
-from headwater.cli.run_status import StatusReader
+from headwater.cli.run.app_processes import AppProcesses, RunSettings
+from headwater.cli.run.display import RunDisplay
+from headwater.cli.run.messages import RunMessage, describe_error, describe_failure, describe_reload
+from headwater.cli.run.status import StatusReader
 from headwater.config import PORT
 from headwater.errors import BadAppError, BadSettingError, HeadwaterError, PortTakenError
 from headwater.invocation import Invocation, program

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from headwater.cli.engine_progress import EngineProgress
 from headwater.cli.formatting import format_count, plural
 from headwater.cli.options import (
     DEFAULTS,
@@ -26,6 +25,7 @@ from headwater.cli.options import (
     open_client,
 )
 from headwater.cli.output import Column, Output, Progress, confirm
+from headwater.cli.run.engine_progress import EngineProgress
 from headwater.errors import UnknownViewError, UsageError, near_names
 from headwater.events import Codec
 from headwater.log.consumer_groups import PIPELINE_GROUP_PREFIX
@@ -34,7 +34,7 @@ from headwater.store.status import read_engine_status
 
 if TYPE_CHECKING:
     from headwater.client import Client
-    from headwater.store.retries import QuarantinedEvent
+    from headwater.store.commit.retries import QuarantinedEvent
 
 __all__ = ["backfill", "late", "replay", "retry"]
 

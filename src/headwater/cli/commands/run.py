@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headwater import __version__
-from headwater.cli.app_processes import (
+from headwater.cli.commands.topics import event_count
+from headwater.cli.formatting import plural
+from headwater.cli.options import DEFAULTS, EVERY_PIPELINE, Options, PipelineOptions, local_folder
+from headwater.cli.output import Output
+from headwater.cli.run.app_processes import (
     AppProcesses,
     OpenViews,
     RunSettings,
@@ -18,11 +22,7 @@ from headwater.cli.app_processes import (
     exit_soon,
     open_profile_log,
 )
-from headwater.cli.commands.topics import event_count
-from headwater.cli.engine_progress import EngineProgress
-from headwater.cli.formatting import plural
-from headwater.cli.options import DEFAULTS, EVERY_PIPELINE, Options, PipelineOptions, local_folder
-from headwater.cli.output import Output
+from headwater.cli.run.engine_progress import EngineProgress
 from headwater.config import PORT
 from headwater.errors import HeadwaterError, UsageError
 from headwater.profiles import describe

@@ -32,7 +32,7 @@ from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import LOWEST_TIME, Frame, envelope_bits
 from headwater.pipelines import DropLate, PipelineKind
 from headwater.store import EventCounts, InputRange, RetriedEvent, SideOutput, StateSize
-from headwater.store.retries import EventPosition
+from headwater.store.commit.retries import EventPosition
 
 __all__ = [
     "BatchAccounting",

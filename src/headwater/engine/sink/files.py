@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.log.storage.disk import Disk
 from headwater.store import LedgerEntry, StagedPart, Stager, ViewTable
-from headwater.store.row_checks import find_large_rows
+from headwater.store.commit.row_checks import find_large_rows
 
 __all__ = ["ParquetFolder", "Staging", "stage_in_store"]
 

@@ -17,11 +17,11 @@ from headwater.events import storage_schema
 from headwater.log import Topic, WriteBatch
 from headwater.log.protocol import TimedLog, TimedPartition
 from headwater.log.topic import MAX_EVENT_BYTES
-from headwater.log.write_batch import Origin
+from headwater.log.write.write_batch import Origin
 from headwater.pipelines import PipelineKind
 from headwater.store import OutboxEntry, Store, ViewTable
 from headwater.store.changelog import ChangeSet, change_schema, changelog_topic
-from headwater.store.row_checks import bad_row_error, find_large_rows
+from headwater.store.commit.row_checks import bad_row_error, find_large_rows
 
 __all__ = ["check_event_sizes", "output_topic", "publish", "unchecked_size"]
 

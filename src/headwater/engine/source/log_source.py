@@ -7,7 +7,7 @@ only the log on disk.
 An offset is `{"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000}`: the number of the input, a position per partition
 (always between two frames), and the watermark there. The watermark depends only on the positions, so a batch that runs
 again is the same batch. Once quarantined events were retried, the offset also has `"r"`, the number of the last request
-(see `headwater.store.retries`). A request is a batch of its own, which leaves the positions as they are.
+(see `headwater.store.commit.retries`). A request is a batch of its own, which leaves the positions as they are.
 
 Two files coordinate the processes of a query. `TableBarrier` makes events wait until the tables they are joined with
 are loaded: the file has one byte per input, set once a table has been read up to the end it had when the query started.

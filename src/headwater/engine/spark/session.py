@@ -26,11 +26,11 @@ from typing import Any, Final, Literal
 from pyspark.sql import SparkSession
 
 from headwater.config import CLASS_ARCHIVE
+from headwater.engine.reports.start_report import StartReport
 from headwater.engine.spark.class_archive import ClassRecording, archive_options
 from headwater.engine.spark.fork_server import ForkServer
 from headwater.engine.spark.java import Jvm, find_java, heap_size, spark_jars, start_jvm
 from headwater.engine.spark.python_workers import ship_app
-from headwater.engine.start_report import StartReport
 from headwater.errors import EngineFailedError
 from headwater.profiles import ARCHIVE_SUFFIXES
 from headwater.store.status import EXIT_OUT_OF_MEMORY, record_out_of_memory

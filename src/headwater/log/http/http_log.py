@@ -23,7 +23,6 @@ from headwater.errors import BadEventError, BadKeyError, HeadwaterError, Refused
 from headwater.events import Codec, Receipt
 from headwater.events.envelope import Receipts
 from headwater.events.schema_export import from_arrow_base64, to_arrow_base64
-from headwater.log.append_buffer import AppendBuffer, PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.http.consumer_groups import HttpGroups, format_start
@@ -33,9 +32,10 @@ from headwater.log.notifier import Waiter
 from headwater.log.reader import FrameDecoder
 from headwater.log.tombstones import TombstoneHorizon
 from headwater.log.topic import OPTION_NAMES, Overload, Topic, check_name
-from headwater.log.topic_writer import Run, group_by_producer, write_run
 from headwater.log.wire import FRAMES_MEDIA_TYPE, pack_batch, unpack_frames, unpack_receipts
-from headwater.log.write_batch import PendingEvent, WriteBatch, coalesce
+from headwater.log.write.append_buffer import AppendBuffer, PendingAppend
+from headwater.log.write.topic_writer import Run, group_by_producer, write_run
+from headwater.log.write.write_batch import PendingEvent, WriteBatch, coalesce
 
 __all__ = ["HttpLog"]
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from headwater.errors import BadOffsetError, HeadwaterError, UnknownTopicError
 from headwater.events import Clock, Receipt, Receipts, SystemClock
-from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.inspection import TopicInspection
@@ -50,7 +49,8 @@ from headwater.log.topic import (
     merge_definition,
     unknown_topic_error,
 )
-from headwater.log.write_batch import PendingEvent, WriteBatch
+from headwater.log.write.append_buffer import PendingAppend
+from headwater.log.write.write_batch import PendingEvent, WriteBatch
 from headwater.units import micros, moment
 
 __all__ = ["SUPPORT", "KafkaInspector", "KafkaLog"]

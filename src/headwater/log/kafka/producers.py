@@ -31,8 +31,8 @@ from headwater.log.kafka.brokers import Brokers, close_quietly
 from headwater.log.kafka.records import EncodedRecords
 from headwater.log.kafka.topics import COMPACTED_CONFIG, KafkaTopics, PartitionTail
 from headwater.log.storage.frame_builder import count_duplicates, find_gap
-from headwater.log.topic_writer import Run
-from headwater.log.write_batch import Origin, WriteBatch
+from headwater.log.write.topic_writer import Run
+from headwater.log.write.write_batch import Origin, WriteBatch
 
 __all__ = [
     "COMMITS_TOPIC",

@@ -42,7 +42,7 @@ from headwater.log.kafka.serializers import (
 )
 from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind
 from headwater.log.topic import MAX_EVENT_BYTES, Topic, ValueFormat, too_large_error
-from headwater.log.write_batch import WriteBatch
+from headwater.log.write.write_batch import WriteBatch
 
 __all__ = ["EncodedRecords", "RecordCodec", "encode_records", "parse_headers"]
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from headwater.errors import HeadwaterError, TooLargeError
 from headwater.events import Codec, Receipt, Receipts, partitions_of
-from headwater.log.append_buffer import COUNTERS, AppendBuffer, PendingAppend
 from headwater.log.kafka.producers import OffsetArray, ProducedBatch, RecordGroup
 from headwater.log.kafka.records import EncodedRecords, encode_records
 from headwater.log.topic import Topic, check_producer
-from headwater.log.topic_writer import Run, group_by_producer, write_run
-from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, check_key, coalesce
+from headwater.log.write.append_buffer import COUNTERS, AppendBuffer, PendingAppend
+from headwater.log.write.topic_writer import Run, group_by_producer, write_run
+from headwater.log.write.write_batch import EventTimes, PendingEvent, WriteBatch, check_key, coalesce
 
 if TYPE_CHECKING:
     from headwater.log.kafka.kafka_log import KafkaLog

@@ -14,7 +14,7 @@ from headwater.log.storage.partition_state import PartitionState
 from headwater.log.storage.producers import ProducerState
 
 if TYPE_CHECKING:
-    from headwater.log.write_batch import WriteBatch
+    from headwater.log.write.write_batch import WriteBatch
 
 __all__ = ["AppendResult", "EncodedFrames", "build_frames", "count_duplicates", "find_gap", "max_event_times"]
 

@@ -31,7 +31,7 @@ from headwater.log.storage.segment import OffsetIndex, Segment, SegmentFiles, Se
 from headwater.log.topic import Durability, Topic, deleted_topic_error
 
 if TYPE_CHECKING:
-    from headwater.log.write_batch import WriteBatch
+    from headwater.log.write.write_batch import WriteBatch
 
 __all__ = ["Partition"]
 

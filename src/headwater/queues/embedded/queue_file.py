@@ -34,9 +34,9 @@ from headwater.errors import (
     UsageError,
 )
 from headwater.events import Clock
-from headwater.log.append_buffer import AppendBuffer, PendingAppend
 from headwater.log.notifier import SharedNotifier
 from headwater.log.topic import Durability, Overload
+from headwater.log.write.append_buffer import AppendBuffer, PendingAppend
 from headwater.queues.embedded.transaction import QueueTransaction, clean_up, migrate
 from headwater.queues.queue import Queue, merge_definition
 from headwater.sql.sqlite_file import BUSY_TIMEOUT, translate_sqlite_errors

@@ -16,7 +16,7 @@ from headwater.events import Receipt, partition_of, values_of
 from headwater.events.envelope import Receipts
 from headwater.events.values import to_json_value
 from headwater.log import EventLog, PendingEvent
-from headwater.log.write_batch import EventEncoder
+from headwater.log.write.write_batch import EventEncoder
 
 __all__ = ["EventAttributes", "EventIngest", "parse_previous"]
 

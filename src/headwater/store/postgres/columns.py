@@ -35,7 +35,7 @@ from headwater.store.columns import (
     to_json,
     to_timestamps,
 )
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 
 __all__ = ["column_type", "decode_rows", "from_csv", "key_literals", "stored_type", "to_csv", "to_csv_columns"]
 

@@ -22,14 +22,14 @@ from headwater.sql.guard import StoreEngine, check_select
 from headwater.sql.identifiers import literal, quote
 from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresPool, PostgresSession
 from headwater.store.columns import from_arrays, storage_columns
-from headwater.store.commit import Commit, StagedPart, ViewTable
+from headwater.store.commit.commit import Commit, StagedPart, ViewTable
+from headwater.store.commit.transaction import open_epoch
 from headwater.store.dialect import RowsReader, StateEntry, StateSql, TableSql
 from headwater.store.postgres.columns import column_type, decode_rows, from_csv, key_literals, stored_type
 from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA, check_columns, is_up_to_date, migrate_store
 from headwater.store.postgres.sandbox import PostgresSandbox
 from headwater.store.postgres.upsert import PostgresViewWriter, stage_part
 from headwater.store.protocol import QueryLimits, SqlResult, TableRows
-from headwater.store.transaction import open_epoch
 from headwater.store.view_registry import current_tables, find_view, require_view
 
 __all__ = ["PostgresDialect", "PostgresNotifier", "PostgresStager"]

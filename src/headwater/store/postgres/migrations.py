@@ -14,7 +14,7 @@ from headwater.errors import NewerFormatError, SchemaConflictError
 from headwater.sql.identifiers import quote
 from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresPool, PostgresSession
 from headwater.store.columns import storage_columns
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 from headwater.store.postgres.columns import column_type
 from headwater.store.protocol import StoreInspection
 from headwater.store.system_views import KeySql, build_system_views

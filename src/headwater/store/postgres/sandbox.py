@@ -24,7 +24,7 @@ from headwater.events.values import preview, trim_zeros
 from headwater.sql.identifiers import quote
 from headwater.sql.postgres_pool import PostgresPool, PostgresSession
 from headwater.store.columns import storage_columns
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 from headwater.store.postgres.columns import stored_type, to_csv, to_csv_columns
 from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA
 from headwater.store.protocol import QueryLimits, SqlResult, TableRows, limit_error

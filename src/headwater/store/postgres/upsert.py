@@ -29,9 +29,9 @@ from headwater.store.columns import (
     timestamp_text,
     to_arrays,
 )
-from headwater.store.commit import Commit, StagedPart, ViewTable
+from headwater.store.commit.commit import Commit, StagedPart, ViewTable
+from headwater.store.commit.row_checks import check_rows
 from headwater.store.postgres.columns import column_type, from_csv, to_csv, to_csv_columns
-from headwater.store.row_checks import check_rows
 from headwater.store.view_registry import table_name
 
 __all__ = ["PostgresViewWriter", "stage_part"]

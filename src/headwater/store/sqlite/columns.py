@@ -37,7 +37,7 @@ from headwater.store.columns import (
     to_json,
     to_timestamps,
 )
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 
 __all__ = ["column_type", "decode_columns", "decode_rows", "encode_columns"]
 

@@ -22,14 +22,14 @@ from headwater.sql.guard import StoreEngine
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import ReaderPool, SqliteSession, open_writer, transaction, translate_sqlite_errors
 from headwater.store.columns import storage_columns
-from headwater.store.commit import Commit, ViewTable
+from headwater.store.commit.commit import Commit, ViewTable
+from headwater.store.commit.transaction import open_epoch
 from headwater.store.dialect import RowsReader, StateEntry, StateSql, TableSql
 from headwater.store.protocol import QueryLimits, SqlResult, TableRows
 from headwater.store.sqlite.columns import column_type, decode_rows, encode_columns
 from headwater.store.sqlite.migrations import is_up_to_date, migrate_store
 from headwater.store.sqlite.sandbox import SqliteSandbox
 from headwater.store.sqlite.upsert import ROW_ID, SqliteViewWriter
-from headwater.store.transaction import open_epoch
 from headwater.store.view_registry import find_view
 
 __all__ = ["SqliteDialect"]

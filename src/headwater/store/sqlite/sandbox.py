@@ -33,7 +33,7 @@ from headwater.sql.guard import ALLOWED_FUNCTIONS, DECIMAL_COLLATION
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import open_reader, translate_sqlite_errors
 from headwater.store.columns import storage_columns
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 from headwater.store.protocol import QueryLimits, SqlResult, StopReason, TableRows, limit_error
 from headwater.store.sqlite.columns import column_type, encode_columns
 from headwater.store.sqlite.migrations import SYSTEM_TABLES

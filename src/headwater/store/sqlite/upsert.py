@@ -22,7 +22,7 @@ from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import SqliteSession
 from headwater.store.changelog import ChangeSet
 from headwater.store.columns import not_unique_error, rows_and_deletes, storage_columns, timestamp_text
-from headwater.store.commit import Commit, ViewTable
+from headwater.store.commit.commit import Commit, ViewTable
 from headwater.store.sqlite.columns import column_type, decode_columns, decode_rows, encode_columns
 from headwater.store.view_registry import table_name
 

@@ -18,8 +18,8 @@ from headwater.events import values_of
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
 from headwater.store.changelog import changelog_topic
-from headwater.store.commit import Commit, ViewTable
-from headwater.store.ledger import LedgerEntry
+from headwater.store.commit.commit import Commit, ViewTable
+from headwater.store.commit.ledger import LedgerEntry
 from headwater.store.sql_store import SqlStore
 from headwater.store.sqlite import SqliteDialect
 from headwater.store.views.changes import commit_micros

@@ -14,7 +14,7 @@ from headwater.log import LogBatch
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
 from headwater.store.changelog import changelog_topic
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 
 __all__ = [
     "ChangelogReader",

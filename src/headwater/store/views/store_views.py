@@ -16,8 +16,8 @@ from headwater.log.protocol import TimedLog
 from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
 from headwater.store.columns import storage_columns, timestamp_text
-from headwater.store.commit import ViewTable
-from headwater.store.ledger import KEPT_BATCHES
+from headwater.store.commit.commit import ViewTable
+from headwater.store.commit.ledger import KEPT_BATCHES
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sql_store import SqlStore
 from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view

@@ -17,7 +17,7 @@ from headwater.events import Codec, Position, key_bytes, storage_schema
 from headwater.log import LogBatch, Topic
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 from headwater.store.protocol import TableRows
 
 __all__ = ["CurrentRows", "find_table", "load_named_tables", "table_definition", "table_names"]

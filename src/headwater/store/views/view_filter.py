@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from headwater.sql.filter import Filter
 from headwater.sql.guard import StoreEngine, parse_condition
 from headwater.store.columns import storage_columns
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 
 __all__ = ["ViewFilter", "collect_rows"]
 

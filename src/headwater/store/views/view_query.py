@@ -19,7 +19,7 @@ from headwater.errors import BadEventError, BadKeyError, UsageError
 from headwater.events import Codec, Receipt, values_of
 from headwater.events.envelope import Receipts
 from headwater.events.values import preview, to_json_value
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 from headwater.store.protocol import SqlResult
 
 __all__ = [

@@ -13,9 +13,9 @@ from headwater.errors import BadQueryError
 from headwater.events import Position
 from headwater.sql.identifiers import quote
 from headwater.store.columns import storage_columns
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
+from headwater.store.commit.ledger import last_entry
 from headwater.store.dialect import Session
-from headwater.store.ledger import last_entry
 from headwater.store.protocol import QueryLimits, SqlResult, TableRows
 from headwater.store.sql_store import SqlStore
 from headwater.store.view_registry import current_tables, qualified_name, require_view

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from headwater.errors import UnknownTopicError
 from headwater.log.notifier import Waiter
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
+from headwater.store.commit.ledger import LedgerEntry, find_first_entry, last_entry
 from headwater.store.dialect import Session
-from headwater.store.ledger import LedgerEntry, find_first_entry, last_entry
 from headwater.store.views.view_query import ViewQuery
 
 if TYPE_CHECKING:  # `StoreViews` waits with `EventWait`

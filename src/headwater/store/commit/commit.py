@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from headwater.store.ledger import LedgerEntry
+from headwater.store.commit.ledger import LedgerEntry
 
 __all__ = [
     "Commit",

@@ -17,7 +17,6 @@ import pyarrow as pa
 from headwater.errors import BadEventError, BadKeyError, HeadwaterError, TooLargeError
 from headwater.events import Clock, Codec, Receipt, key_bytes, keys_of, partition_of, partitions_of
 from headwater.events.envelope import Receipts
-from headwater.log.append_buffer import AppendBuffer, AppendCounters, PendingAppend
 from headwater.log.storage import AppendResult, Partition
 from headwater.log.topic import (
     MAX_EVENT_BYTES,
@@ -26,7 +25,8 @@ from headwater.log.topic import (
     deleted_topic_error,
     too_large_error,
 )
-from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, check_key, coalesce
+from headwater.log.write.append_buffer import AppendBuffer, AppendCounters, PendingAppend
+from headwater.log.write.write_batch import EventTimes, PendingEvent, WriteBatch, check_key, coalesce
 
 __all__ = ["Run", "TopicWriter", "group_by_producer", "group_runs", "write_run"]
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from headwater.store.commit import SideOutput
+from headwater.store.commit.commit import SideOutput
+from headwater.store.commit.ledger import LedgerEntry, last_entry
 from headwater.store.dialect import Session
-from headwater.store.ledger import LedgerEntry, last_entry
 
 __all__ = [
     "EventPosition",

@@ -15,11 +15,11 @@ import pyarrow as pa
 from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnknownViewError
 from headwater.store.changelog import ChangeSet, pack, unpack
 from headwater.store.columns import not_unique_error, to_arrays
-from headwater.store.commit import Commit, OffsetRange, OutboxEntry, SideOutput, ViewTable
+from headwater.store.commit.commit import Commit, OffsetRange, OutboxEntry, SideOutput, ViewTable
+from headwater.store.commit.ledger import LedgerEntry, find_entry, write_ends, write_entry
+from headwater.store.commit.row_checks import plain_text
+from headwater.store.commit.state_table import write_state_sizes, write_states
 from headwater.store.dialect import Dialect, Session, ViewWriter
-from headwater.store.ledger import LedgerEntry, find_entry, write_ends, write_entry
-from headwater.store.row_checks import plain_text
-from headwater.store.state_table import write_state_sizes, write_states
 from headwater.store.view_registry import find_table
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headwater.cli.formatting import format_count, format_duration, plural
-from headwater.cli.run_status import PipelineStatus, RunStatus
+from headwater.cli.run.status import PipelineStatus, RunStatus
 from headwater.errors import HeadwaterError, StateChangedError
 from headwater.store.status import ReloadReport
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headwater.cli.options import Options, local_folder
 from headwater.cli.output import Output
-from headwater.cli.run_display import RunDisplay
-from headwater.cli.run_messages import RunMessage, describe_failure
-from headwater.cli.run_status import StatusReader
+from headwater.cli.run.display import RunDisplay
+from headwater.cli.run.messages import RunMessage, describe_failure
+from headwater.cli.run.status import StatusReader
 from headwater.log.protocol import TimedLog
 from headwater.store.views.store_views import StoreViews
 

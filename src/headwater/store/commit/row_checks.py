@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from headwater.errors import BadRowError
 from headwater.events.values import preview
 from headwater.log.topic import MAX_EVENT_BYTES
-from headwater.store.commit import ViewTable
+from headwater.store.commit.commit import ViewTable
 
 __all__ = ["MAX_KEY_BYTES", "MAX_ROW_BYTES", "bad_row_error", "check_rows", "find_large_rows", "plain_text"]
 

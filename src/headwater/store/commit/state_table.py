@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from headwater.store.commit import StateSize, StateWrite
+from headwater.store.commit.commit import StateSize, StateWrite
 from headwater.store.dialect import Dialect, Session
 
 __all__ = ["SqlStateStore", "delete_state", "write_state_sizes", "write_states"]

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TextIO
 
-from headwater.cli.engine_progress import STEPS
 from headwater.cli.formatting import escape, format_count, format_duration
 from headwater.cli.output import Output, Progress
-from headwater.cli.run_messages import RunMessage, RunMessages
-from headwater.cli.run_status import PipelineStatus, RunStatus, StatusSource
+from headwater.cli.run.engine_progress import STEPS
+from headwater.cli.run.messages import RunMessage, RunMessages
+from headwater.cli.run.status import PipelineStatus, RunStatus, StatusSource
 from headwater.store.status import WorkProgress
 
 if TYPE_CHECKING:
