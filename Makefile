@@ -51,7 +51,7 @@ faults: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the long fault suites of log,
 	@failed=0; for part in $(or $(PART),$(shell seq -f %g/$(FAULT_PARTS) $(FAULT_PARTS))); do \
 	  $(FAULTS) -n $(WORKERS) --dist worksteal -m "not spark and not services" tests/faults tests/queues $(ARGS) \
 	    || [ $$? -eq 5 ] || failed=1; \
-	  $(FAULTS) -m "services and not spark" tests/faults $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	  $(FAULTS) -m "services and not spark" tests/faults tests/capture/test_captures_on_kafka.py $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	  $(FAULTS) -m spark tests/faults tests/engine tests/scale $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	done; $(BIN)/python -m tests.fault_parts || failed=1; exit $$failed
 
