@@ -13,7 +13,7 @@ PREPARED := $(VENV)/.prepared
 # Spark runs for about a minute in most tests: Java's second compiler would cost more time than it saves.
 SHORT_LIVED := -XX:TieredStopAtLevel=1
 FAULT_PARTS := 14
-CAPTURE_FAULTS := tests/capture/sqlite/test_contract.py tests/capture/mariadb/test_contract.py \
+CAPTURE_FAULTS := $(addprefix tests/capture/,sqlite/test_contract.py mariadb/test_contract.py test_captures_on_kafka.py) \
   $(addprefix tests/capture/postgres/test_,contract.py trigger_contract.py versions.py faults.py tables.py)
 FAULTS = HEADWATER_FAULTS=full HEADWATER_FAULTS_PART=$$part HEADWATER_FAULTS_RUNS=$(CURDIR)/docs/fault_runs.jsonl \
   $(BIN)/pytest -q -o faulthandler_timeout=0

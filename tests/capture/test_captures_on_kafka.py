@@ -29,6 +29,7 @@ from headwater.errors import FencedError
 from headwater.log.kafka import KafkaLog
 from tests.capture.postgres.servers import CaptureServer, capture_server
 from tests.client.shop import fresh
+from tests.faults.counts import FULL, injected, times
 from tests.services.kafka import Broker
 
 pytestmark = pytest.mark.services
@@ -222,16 +223,21 @@ def test_captures_that_are_killed_lose_and_repeat_nothing(setting: Setting) -> N
     setting.start()
     with setting.shop.busy():
         owner = 0
-        for _ in range(3):
+        for _ in range(times(2, 30)):
             owner, before = setting.owner(owner), setting.copy.poll()
             setting.copy.wait(lambda before=before: setting.copy.changes > before + chance.randint(1, 60))
             os.kill(owner, signal.SIGKILL)
+            injected()
     setting.finish()
 
 
 @pytest.mark.parametrize(
     ("setting", "how", "second"),
-    [("sqlite", signal.SIGKILL, "data"), ("sqlite", signal.SIGSTOP, "data"), ("postgresql", signal.SIGSTOP, "other")],
+    [
+        ("sqlite", signal.SIGSTOP, "data"),
+        ("postgresql", signal.SIGSTOP, "other"),
+        *([("sqlite", signal.SIGKILL, "data"), ("postgresql", signal.SIGKILL, "other")] if FULL else ()),
+    ],
     indirect=["setting"],
 )
 def test_second_process_takes_over_from_one_that_is_killed_or_stopped(
