@@ -89,10 +89,13 @@ def _run(command: CaptureCommand, stopping: threading.Event) -> None:
         threading.Thread(target=_report, args=[runner, stopping], name="headwater-report", daemon=True).start()
         try:
             runner.run(stopping)
+        except FencedError as error:
+            lost.append(error)
         finally:
+            stopping.set()
             lease.release()
         if lost:  # the node starts this process again, which then stands by
-            _send({"note": f"capture {runner.name}: {lost[0].what}"})
+            _send({"note": f"capture {runner.name} begins anew: {lost[0].what}"})
 
 
 def _note_wait(runner: CaptureRunner, error: LockedError) -> None:

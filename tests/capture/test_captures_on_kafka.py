@@ -256,7 +256,7 @@ def test_second_process_takes_over_from_one_that_is_killed_or_stopped(
         setting.copy.wait(lambda: setting.copy.changes > before + 20, TAKEOVER)
         if how is signal.SIGSTOP:
             os.kill(owner, signal.SIGCONT)
-            setting.copy.wait(lambda: "the lease on capture" in setting.output(0))
+            setting.copy.wait(lambda: "begins anew" in setting.output(0))
     setting.finish()
 
 
@@ -293,6 +293,9 @@ def test_owner_that_was_replaced_writes_nothing(tmp_path: Path, made: Callable[.
     ends = log.ends(journal_topic(former.name))
     with pytest.raises(FencedError):
         step_until_current(former)
+    former.close()
+    with pytest.raises(FencedError):
+        former.run(threading.Event())
     assert log.ends(journal_topic(former.name)) == ends
     step_until_current(owner)
     with contextlib.closing(Copy(kafka.address, owner._tables[0].topic)) as copy:

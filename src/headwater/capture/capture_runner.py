@@ -100,6 +100,7 @@ class CaptureRunner:
         status, and only a request for a new snapshot of all tables begins it anew.
 
         Raises:
+            FencedError: Another process has taken over the capture, or the lease is lost.
             HeadwaterError: With `until_end`, what ended the capture.
         """
         failures = 0
@@ -112,10 +113,12 @@ class CaptureRunner:
                     return
                 while not stopping.is_set():
                     self.step()
+            except FencedError:
+                raise  # the log's producers are lost, too: only a new process can own the capture again
             except HeadwaterError as error:
                 logger.warning("capture %s: %s", self.name, error)
                 failures += 1
-                retry = error.retryable or isinstance(error, LockedError | DiskFullError | FencedError)
+                retry = error.retryable or isinstance(error, LockedError | DiskFullError)
                 self._write_error("unreachable" if retry else "stopped", error)
                 if until_end and not retry:
                     raise
