@@ -255,10 +255,8 @@ def test_a_pipeline_that_waits_for_its_turn_to_start_can_be_stopped(context: Eng
         waiting.set()
         return orders()
 
-    one = PipelineSupervisor(
-        lambda: None, pipeline(PipelineKind.VIEW), resolve, replace(context, turns=threading.Semaphore(0)), is_leaf=True,
-        slots=TaskSlots(),
-    )  # fmt: skip
+    taken = replace(context, turns=threading.Semaphore(0))
+    one = PipelineSupervisor(lambda: None, pipeline(), resolve, taken, is_leaf=True, slots=TaskSlots())
     one.start()
     assert waiting.wait(30)
     one.stop()
