@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ import pytest
 from headwater.backends import open_view_reader
 from headwater.backoff import Backoff
 from headwater.engine import supervisor
+from headwater.engine.build.inputs import Input
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import CrashError
 from headwater.engine.realtime.realtime_query import TaskSlots
@@ -244,3 +246,18 @@ def test_a_batch_of_one_frame_outlasts_the_halvings_of_another_pipeline(
         start_after_an_end()
     with pytest.raises(BatchTooLargeError):
         start_after_an_end()
+
+
+def test_a_pipeline_that_waits_for_its_turn_to_start_can_be_stopped(context: EngineContext):
+    waiting = threading.Event()
+
+    def resolve(_: str) -> Input:
+        waiting.set()
+        return orders()
+
+    taken = replace(context, turns=threading.Semaphore(0))
+    one = PipelineSupervisor(lambda: None, pipeline(), resolve, taken, is_leaf=True, slots=TaskSlots())
+    one.start()
+    assert waiting.wait(30)
+    one.stop()
+    assert (one.query, one.error, one._thread.is_alive()) == (None, None, False)
