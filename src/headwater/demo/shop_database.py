@@ -174,8 +174,8 @@ def transactions(seed: int) -> Iterator[Transaction]:
 def run_database(folder: str, seed: int, control: Connection) -> None:
     """Run the database and change its products until a message arrives on `control`; end it when `control` closes.
 
-    Sends the `ShopDatabase` once it answers, or the problem that kept it from starting; after the message, whether the
-    changes have ended well.
+    Sends the `ShopDatabase` once it answers, or the problem that kept it from starting; and the message back, once the
+    last change is committed.
 
     Args:
         folder: The folder of its data.
