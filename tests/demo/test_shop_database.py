@@ -129,7 +129,8 @@ def test_without_postgresql_the_database_is_a_file(tmp_path: Path, start, monkey
     (hidden / "psycopg.py").write_text("raise ImportError('not installed')\n")
     monkeypatch.syspath_prepend(str(hidden))  # spawned processes get sys.path
     shop = start()
-    assert shop.answer == ShopDatabase(str(tmp_path / "shop.db"), "the package psycopg is not installed")
+    reason = "the package psycopg is not installed: pip install 'headwater[demo]'"
+    assert shop.answer == ShopDatabase(str(tmp_path / "shop.db"), reason)
     with shop.connect() as connection:
         before = connection.query("select * from products")
         until(lambda: connection.query("select * from products") != before)

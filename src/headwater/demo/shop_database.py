@@ -48,6 +48,7 @@ _TABLE: Final = """
 _INTERVAL: Final = 0.2  # seconds between two transactions
 _LOCK_TIMEOUT: Final = 20.0  # seconds for the process of an earlier run to end
 _NAME: Final = "shop"
+_INSTALL: Final = "pip install 'headwater[demo]'"
 # While no demo runs, the server does not run either: only a capture that hangs can hold the log back.
 _SETTINGS: Final = {"max_slot_wal_keep_size": "1GB", "max_connections": "20", "shared_buffers": "32MB"}
 
@@ -174,8 +175,8 @@ def transactions(seed: int) -> Iterator[Transaction]:
 def run_database(folder: str, seed: int, control: Connection) -> None:
     """Run the database and change its products until a message arrives on `control`; end it when `control` closes.
 
-    Sends the `ShopDatabase` once it answers, or the problem that kept it from starting; after the message, whether the
-    changes have ended well.
+    Sends the `ShopDatabase` once it answers, or the problem that kept it from starting; and the message back, once the
+    last change is committed.
 
     Args:
         folder: The folder of its data.
@@ -239,7 +240,7 @@ def _open(folder: Path) -> Iterator[ShopDatabase]:
     reason = "an earlier run in this folder used SQLite" if file.exists() else _missing_postgres()
     known, database = data.exists(), None
     if reason and known:
-        raise MissingProgramError(reason, fix="pip install 'headwater[demo]'", program="postgres")
+        raise MissingProgramError(reason, fix=_INSTALL, program="postgres")
     with contextlib.ExitStack() as stack:
         if not reason:
             try:
@@ -253,14 +254,14 @@ def _open(folder: Path) -> Iterator[ShopDatabase]:
 
 
 def _missing_postgres() -> str:
-    """Returns why PostgreSQL cannot be started or used; empty if it can."""
+    """Returns why PostgreSQL cannot be started or used, and what to install; empty if it can."""
     try:
         importlib.import_module("psycopg")
         check_installed()
     except ImportError:
-        return "the package psycopg is not installed"
+        return f"the package psycopg is not installed: {_INSTALL}"
     except MissingProgramError as error:
-        return error.what
+        return f"{error.what}: {_INSTALL}"
     return ""
 
 

@@ -211,4 +211,6 @@ def _alter(connection: Connection, statement: str) -> None:
 
 def _active(name: str, pid: int | None) -> HeadwaterError:
     what = f'the replication slot "{name}" is read by the server process {pid}'
-    return LockedError(what, fix=f"stop that reader, or: SELECT pg_terminate_backend({pid})", pid=pid)
+    detail = f"SELECT pg_terminate_backend({pid}) ends its connection, but not the program behind it"
+    fix = 'stop that program, or give this capture a name of its own: hw.capture(…, name="…")'
+    return LockedError(what, detail=detail, fix=fix, pid=pid)
