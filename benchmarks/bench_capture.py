@@ -1,16 +1,20 @@
 """Change capture from a real PostgreSQL 18, as far as the records, the journal and the topic of the table.
 
-    python -m benchmarks.bench_capture [--quick] [--json] [--folder FOLDER]
+    python -m benchmarks.bench_capture [--quick] [--json] [--no-debezium] [--folder FOLDER]
 
 The table has 7 columns; changes are a backlog of single-row updates. CPU is that of the capturing process, so "to the
 table's topic" contains "to the journal", and that contains decoding. Latency is from the return of the commit to the
-program until the change is synced in the journal, and until a reader of the topic has it.
+program until the change is synced in the journal, and until a reader of the topic has it. The Debezium engine does the
+same work beside it, as JSON that is thrown away.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +23,17 @@ import psycopg
 
 from benchmarks.bench_options import Options, bench_options
 from benchmarks.capture_postgres import CHANGE, FILL, TABLE
+from benchmarks.debezium import DebeziumEngine, find_debezium
 from benchmarks.machine import this_machine
 from benchmarks.measure import percentile, say
 from benchmarks.table import Aim, Row, at_least, at_most, print_table
 from headwater.capture.capture_runner import CaptureRunner
-from headwater.capture.journal import Journal
+from headwater.capture.journal import Journal, journal_topic, read_journal
 from headwater.capture.postgres.log.source import PostgresSource
-from headwater.capture.source import SourceTable
+from headwater.capture.source import RecordKind, SourceTable
 from headwater.log import EventLog
-from tests.capture.postgres.servers import Database, capture_server
+from tests.capture.contract.source_contract import run_capture
+from tests.capture.postgres.servers import CaptureServer, Database, capture_server
 
 __all__ = ["capture_rows"]
 
@@ -99,7 +105,85 @@ def rate_rows(database: Database, folder: Path, rows: int) -> Iterator[Row]:
         watch = Stopwatch()
         catch_up()
         yield watch.row(f"transactions of 100 to {stage}", rows, None if stream is None else at_least(stream))
+        if stage == "the journal":
+            change(database, rows, rows)
+            watch = Stopwatch()
+            catch_up()
+            yield watch.row("one transaction to the journal", rows, at_least(90_000))
         next(steps, None)
+
+
+def debezium_rows(database: Database, folder: Path, rows: int, ours: list[Row]) -> Iterator[Row]:
+    """Yields what the Debezium engine makes of the same table and changes, and our figures divided by its."""
+    command = find_debezium()
+    if command is None:
+        return
+    engine = DebeziumEngine(command, database.url, folder / "debezium")
+    for figure, size in (("snapshot", 0), ("transactions of 100", 100), ("one transaction", rows)):
+        if size:
+            change(database, rows, size)
+        say(f"{figure} by the Debezium engine")
+        found = engine.run(rows)
+        rate, cost = found.changes / found.wall, found.cpu / found.changes * 1e6
+        name = f"{figure} by the Debezium engine, {cost:.1f} CPU s per million"
+        yield Row(name, rate, "rows/s", found.wall, found.cpu)
+        mine = next(row.value for row in ours if row.figure.startswith(f"{figure} to the journal"))
+        yield Row(f"{figure} to the journal, against Debezium", mine / rate, "times", aim=at_least(2, unit="times"))
+
+
+def repeat_rows(server: CaptureServer, folder: Path, changes: int, kills: int) -> Iterator[Row]:
+    """Yields how many changes come again after kill -9 while a backlog is delivered."""
+    command = find_debezium()
+    with server.database() as database:
+        database.execute(TABLE, FILL.format(rows=2_000), CHANGE, "CREATE PUBLICATION debezium FOR TABLE item")
+        for flush in (60_000, 1_000) if command else ():
+            engine = DebeziumEngine(command or [], database.url, folder / f"killed-{flush}", flush)
+            engine.run(2_000)
+            change(database, changes, 100)
+            say(f"{kills} kills of the Debezium engine")
+            count = engine.count_repeats(changes, kills)
+            yield Row(f"repeats of Debezium after {kills} kills, offsets every {flush // 1000} s", count, "changes")
+            database.drop_slots()
+        run_child(database, folder, lambda line: line == "committed")
+        change(database, changes, 100)
+        say(f"{kills} kills of a capture")
+        for kill in range(kills):
+            run_child(database, folder, skip_lines(3 + 2 * kill))
+        yield Row(
+            f"repeats in the journal after {kills} kills", count_repeats(database, folder), "changes", aim=at_most(0)
+        )
+
+
+def skip_lines(number: int) -> Callable[[str], bool]:
+    """Returns a function that is false for so many lines, then true."""
+    left = iter(range(number))
+    return lambda _: next(left, None) is None
+
+
+def run_child(database: Database, folder: Path, done: Callable[[str], bool]) -> None:
+    """Run a capture in a process of its own, and kill it after a step."""
+    command = ["-m", "tests.capture.contract.killed_capture", "PostgreSQL", database.url, "public.item", str(folder)]
+    child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if done(line.strip()):
+            break
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def count_repeats(database: Database, folder: Path) -> int:
+    """Returns how many changes are in the journal more than once, after the rest was delivered."""
+    seen: Counter[tuple[int, int]] = Counter()
+    with EventLog(folder / "log") as log:
+        run_capture(log, "PostgreSQL", database.url, "public.item", folder, until_end=True)
+        topic = journal_topic("shop")
+        for entry in read_journal(log, topic, 0, log.ends(topic)[0].end):
+            if entry.record.kind is RecordKind.CHANGES and entry.record.batch is not None:
+                changes = entry.record.batch.changes
+                seen.update(zip(changes["commit"].to_pylist(), changes["index"].to_pylist(), strict=True))
+    return sum(seen.values()) - len(seen)
 
 
 def latency_rows(database: Database, folder: Path, count: int) -> Iterator[Row]:
@@ -152,10 +236,11 @@ def capture_rows(options: Options) -> list[Row]:
     rows = options.size(full=300_000, quick=500)
     with capture_server(18) as server, server.database() as database:
         database.execute(TABLE, FILL.format(rows=rows), CHANGE, "VACUUM ANALYZE item")
-        return [
-            *rate_rows(database, options.folder, rows),
-            *latency_rows(database, options.folder, options.size(full=500, quick=5)),
-        ]
+        found = list(rate_rows(database, options.folder, rows))
+        if options.debezium:
+            found += debezium_rows(database, options.folder, rows, found)
+            found += repeat_rows(server, options.folder / "killed", options.size(full=100_000, quick=2_000), 3)
+        return [*found, *latency_rows(database, options.folder, options.size(full=500, quick=5))]
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ class Options:
     pathway: Path | None = None
     cases: tuple[str, ...] = ()
     largest: int = 10**9
+    debezium: bool = True
 
     @property
     def repeats(self) -> int:
@@ -52,6 +53,7 @@ def bench_options(what: str, arguments: Sequence[str] | None = None) -> Iterator
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
     parser.add_argument("--json", action="store_true", help="print one JSON document in place of the table")
     parser.add_argument("--no-kafka", action="store_true", help="do not start a Kafka broker (no Java needed)")
+    parser.add_argument("--no-debezium", action="store_true", help="do not run the Debezium engine (capture only)")
     parser.add_argument("--folder", type=Path, default=cache_folder(), help="a folder on the disk to measure")
     parser.add_argument("--events", type=int, default=5_000_000, help="events of a case (spine only)")
     parser.add_argument("--turns", type=int, default=3, help="how often each case is measured (spine only)")
@@ -65,7 +67,7 @@ def bench_options(what: str, arguments: Sequence[str] | None = None) -> Iterator
     with tempfile.TemporaryDirectory(prefix="bench-", dir=given.folder) as folder:
         options = Options(
             Path(folder), given.quick, given.json, not given.no_kafka, given.events, given.turns, given.pathway,
-            tuple(filter(None, given.cases.split(","))), given.largest,
+            tuple(filter(None, given.cases.split(","))), given.largest, not given.no_debezium,
         )  # fmt: skip
         if this_machine(options.folder).file_system.startswith("tmpfs"):
             say(f"warning: {given.folder} is in memory; give a folder on a disk with --folder")

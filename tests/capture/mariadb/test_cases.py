@@ -171,6 +171,19 @@ def test_an_interrupted_snapshot_goes_on_behind_its_last_row(database: Database)
     expect_equal(database, copy, "pairs", ("a", "b"))
 
 
+@pytest.mark.parametrize("statement", ["DROP TABLE products", "ALTER TABLE products DROP PRIMARY KEY"])
+def test_a_snapshot_of_a_table_that_cannot_be_loaded_is_refused_once(database: Database, statement: str) -> None:
+    database.run(PRODUCTS, "CREATE TABLE other (id INT PRIMARY KEY)", "INSERT INTO products VALUES (1, 'a', 1)")
+    source, copy = copy_of(database, "products", "other")
+    database.run(statement)
+    read_all(source, copy)
+    source.request_snapshot(f"{database.name}.products")
+    database.run("INSERT INTO other VALUES (1)")
+    read_all(source, copy, timeout=10)
+    assert copy.last(RecordKind.QUARANTINE).table == f"{database.name}.products"
+    assert copy.rows[f"{database.name}.other"] == {(1,): {"id": 1}}
+
+
 def test_a_table_that_another_takes_the_name_of_needs_a_snapshot(database: Database) -> None:
     database.run(PRODUCTS, "INSERT INTO products VALUES (1, 'a', 1)", "CREATE TABLE new_products LIKE products")
     source, copy = copy_of(database, "products")

@@ -336,10 +336,11 @@ class MariaSource:
 
     def _load_table(self, snapshot: Snapshot, table: str) -> Iterator[list[Record]]:
         shape = self._find_shape(snapshot, table)
-        if shape is None:
-            detail = json.dumps({"reason": "there is no such table any more"})
-            yield [self._record(RecordKind.QUARANTINE, table, detail=detail)]
+        if shape is None or not shape.key:
+            reason = "there is no such table any more" if shape is None else "the table has no key any more"
+            self._set_table(table, replace(self._start.tables[table].load_again(), reload=False))
             self._load.remove(table)
+            yield [self._record(RecordKind.QUARANTINE, table, detail=json.dumps({"reason": reason}))]
             return
         self._loading = (table, 0, snapshot.estimate(table))
         yield [self._record(RecordKind.SHAPE, table, shape=shape)]

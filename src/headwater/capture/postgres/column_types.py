@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["PostgresType", "arrow_type", "convert"]
+__all__ = ["PostgresType", "arrow_type", "convert", "parse_array"]
 
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _PLAIN: Final = {
@@ -144,7 +144,7 @@ def _decode_hex(value: bytes | None) -> bytes | None:
 
 
 def _cast_arrays(strings: pa.Array, kind: pa.ListType) -> pa.Array:
-    rows = [None if text is None else _parse_array(text) for text in strings.to_pylist()]
+    rows = [None if text is None else parse_array(text) for text in strings.to_pylist()]
     items = pa.array([item for row in rows if row for item in row], pa.string())
     values = _cast(items.cast(pa.binary()), kind.value_type)
     offsets = np.zeros(len(rows) + 1, np.int32)
@@ -153,7 +153,7 @@ def _cast_arrays(strings: pa.Array, kind: pa.ListType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind, mask=absent)
 
 
-def _parse_array(text: str) -> list[str | None]:
+def parse_array(text: str) -> list[str | None]:
     """Returns the elements of a one-dimensional array with the usual bounds."""
     if not (text.startswith("{") and text.endswith("}")):
         raise ValueError("the array has bounds of its own")

@@ -14,7 +14,7 @@ from headwater.capture.postgres.log.snapshot import DeliveredKeys
 from headwater.capture.postgres.pgoutput_columns import RowColumns
 from headwater.capture.source import SourceTable
 
-__all__ = ["CapturedTable"]
+__all__ = ["CapturedTable", "why_gone"]
 
 
 @dataclass
@@ -119,3 +119,14 @@ class CapturedTable:
 def _keys(columns: list[pa.Array], positions: tuple[int, ...], rows: Any) -> list[tuple[bytes | None, ...]]:
     chosen = pa.array(rows)
     return list(zip(*(columns[place].take(chosen).to_pylist() for place in positions), strict=True))
+
+
+def why_gone(table: CapturedTable, exists: bool, member: bool) -> str:
+    """Returns why changes of a table can no longer be delivered: whether it exists, and is in the publication."""
+    if not exists:
+        return "it was dropped or renamed"
+    return (
+        "it was dropped or left out of the publication, and made or added again"
+        if member
+        else ("it is no longer in the publication, or it was dropped and made again")
+    )

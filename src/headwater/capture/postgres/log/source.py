@@ -14,8 +14,9 @@ import psycopg
 from headwater.capture.postgres.catalog import Catalog, Layout, Publication
 from headwater.capture.postgres.changes import Places, change_batch, truncate_batch
 from headwater.capture.postgres.connection import Connection, Server, format_lsn, parse_lsn
-from headwater.capture.postgres.log.captured import CapturedTable
+from headwater.capture.postgres.log.captured import CapturedTable, why_gone
 from headwater.capture.postgres.log.check import inspect_database, refuse_unusable
+from headwater.capture.postgres.log.delivered import Delivered
 from headwater.capture.postgres.log.gathering import Gatherer, Group, Segment
 from headwater.capture.postgres.log.loading import Loader
 from headwater.capture.postgres.log.replication import ReplicationStream
@@ -41,8 +42,6 @@ _STATUS_EVERY: Final = 0.2  # seconds between two status updates
 _CLOCK: Final = "SELECT pg_current_wal_insert_lsn()::text, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _LOAD_POLL: Final = 0.005  # seconds to wait for changes while rows of a snapshot could be read
 _BAD_NAME: Final = re.compile(r"[^a-z0-9_]+")
-
-Part = dict[str, tuple[int, int]]
 
 
 class PostgresSource:
@@ -116,8 +115,7 @@ class PostgresSource:
         self._tables: dict[str, CapturedTable] = {}
         self._by_oid: dict[int, CapturedTable] = {}
         self._tables_json: dict[str, Any] = {}
-        self._part: Part = {}
-        self._skip: Part = {}
+        self._delivered = Delivered()
         self._is_open = False
         self._known_at = 0
         self._confirmed = self._sent = 0
@@ -145,10 +143,9 @@ class PostgresSource:
             one: resume[one] for one in ("epoch", "system", "timeline", "slot", "publication", "publication_oid")
         }
         self._lsn = parse_lsn(resume["lsn"])
-        self._skip = {table: (place[0], place[1]) for table, place in resume.get("part", {}).items()}
-        self._part = dict(self._skip)
+        self._delivered = Delivered(resume.get("part"))
         # The last record of the journal is a part of transactions whose other part is still to come.
-        self._is_open = bool(self._part)
+        self._is_open = bool(self._delivered)
         self._known_at = resume.get("at", 0)
         check_slot(slot, self._lsn)
         if self._evict:
@@ -222,7 +219,7 @@ class PostgresSource:
                 if not table.gone and (
                     there is None or entry is None or (there.oid, entry[0]) != (table.oid, table.member)
                 ):
-                    self._queue += self._give_up(table, _why_gone(table, there is not None, entry is not None))
+                    self._queue += self._give_up(table, why_gone(table, there is not None, entry is not None))
                 continue
             assert there is not None
             if entry is None:
@@ -295,7 +292,7 @@ class PostgresSource:
             return records
         self._is_open = group.partial is not None
         self._lsn = max(self._lsn, group.position)
-        self._part = self._delivered_up_to(group.partial or (group.position, 0))
+        self._delivered.advance(group.partial or (group.position, 0))
         self._known_at = max(self._known_at, group.at)
         if records and records[-1].kind is RecordKind.CHANGES:
             last = records.pop()
@@ -319,12 +316,11 @@ class PostgresSource:
             if table is None:
                 continue
             rows = np.flatnonzero(ids == oid)
-            rows = rows[self._not_skipped(table.name, places.commit[rows], places.index[rows])]
+            rows = rows[self._delivered.lacks(table.name, places.commit[rows], places.index[rows])]
             if len(rows):
                 records += self._table_changes(table, packets, rows, places, end)
-        self._part = self._delivered_up_to(end)
-        if self._skip and end[0] > max(commit for commit, _ in self._skip.values()):
-            self._skip = {}
+        self._delivered.advance(end)
+        self._delivered.forget_before(end[0])
         return records
 
     def _table_changes(
@@ -339,7 +335,7 @@ class PostgresSource:
             table.note_changes(columns, places)
         batch, raw = change_batch(replace(wire, shape=table.current.shape), columns, places)
         records += [self._record(RecordKind.QUARANTINE, table=table.name, detail=one, open=True) for one in raw]
-        self._part = {**self._part, table.name: max(end, self._skip.get(table.name, end))}
+        self._delivered.advance_table(table.name, end)
         if batch is not None:
             records.append(
                 self._record(RecordKind.CHANGES, table=table.name, batch=batch, at=self._known_at, open=True)
@@ -357,28 +353,14 @@ class PostgresSource:
                 one.last[:] = True
             if table.loading:
                 table.keys.truncates.add(begin.xid)
-            if self._not_skipped(table.name, one.commit, one.index).all():
-                self._part = {**self._part, table.name: (begin.commit, index + place + 1)}
+            if self._delivered.lacks(table.name, one.commit, one.index).all():
+                self._delivered.advance_table(table.name, (begin.commit, index + place + 1))
                 batch = truncate_batch(table.current, one)
                 records.append(
                     self._record(RecordKind.CHANGES, table=table.name, batch=batch, at=self._known_at, open=True)
                 )
-        self._part = self._delivered_up_to((begin.commit, index + len(segment.truncated)))
+        self._delivered.advance((begin.commit, index + len(segment.truncated)))
         return records
-
-    def _delivered_up_to(self, place: tuple[int, int]) -> Part:
-        """Returns what is delivered: everything before a place, and what a restart had delivered beyond it."""
-        inside = {"": place} if place[1] else {}
-        return inside | {name: mark for name, mark in self._skip.items() if mark > place}
-
-    def _not_skipped(self, table: str, commit: Any, index: Any) -> Any:
-        """Returns which changes were not delivered before a restart."""
-        kept = np.ones(len(commit), np.bool_)
-        for name in ("", table):
-            if name in self._skip:
-                at, following = self._skip[name]
-                kept &= (commit > at) | ((commit == at) & (index >= following))
-        return kept
 
     # -- shapes
 
@@ -491,7 +473,7 @@ class PostgresSource:
         self._queue += self._reshape(table, layout)
         # A new stream announces the table before its next row, which the old one may have done already.
         self._stream.close()
-        self._skip = dict(self._part)
+        self._delivered = Delivered(self._delivered.to_json())
         self._begin_stream()
 
     def _publication_name_of(self) -> str:
@@ -531,7 +513,7 @@ class PostgresSource:
             entry = publication.members.get(table.oid)
             if not table.gone and (entry is None or entry[0] != table.member):
                 there = self._catalog.table(table.name)
-                records += self._give_up(table, _why_gone(table, there is not None, entry is not None))
+                records += self._give_up(table, why_gone(table, there is not None, entry is not None))
         return records
 
     def confirm(self, resume: Resume) -> None:
@@ -615,19 +597,9 @@ class PostgresSource:
 
     def _resume(self) -> Resume:
         resume = {**self._base, "lsn": format_lsn(self._lsn), "tables": self._tables_json, "at": self._known_at}
-        if self._part:
-            resume["part"] = {name: list(place) for name, place in self._part.items()}
+        if self._delivered:
+            resume["part"] = self._delivered.to_json()
         return resume
 
     def _record(self, kind: RecordKind, **fields: Any) -> Record:
         return Record(kind, self._resume(), **fields)
-
-
-def _why_gone(table: CapturedTable, exists: bool, member: bool) -> str:
-    if not exists:
-        return "it was dropped or renamed"
-    return (
-        "it was dropped or left out of the publication, and made or added again"
-        if member
-        else ("it is no longer in the publication, or it was dropped and made again")
-    )

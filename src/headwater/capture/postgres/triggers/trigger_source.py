@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,14 +18,13 @@ import psycopg
 import pyarrow as pa
 
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Layout
-from headwater.capture.postgres.changes import Places, change_batch, snapshot_batch, truncate_batch
+from headwater.capture.postgres.changes import Places, snapshot_batch, truncate_batch
 from headwater.capture.postgres.connection import Connection, Server, quote_text
-from headwater.capture.postgres.pgoutput_columns import RowColumns
+from headwater.capture.postgres.triggers.outbox_rows import ChangeHead, OutboxRows, ShapeChanged
 from headwater.capture.postgres.triggers.trigger_outbox import TriggerOutbox, latest, qualify
 from headwater.capture.postgres.triggers.trigger_position import NOTHING_SEEN, TriggerPosition, TriggerTable
 from headwater.capture.source import ChangeBatch, Inspection, Progress, Record, RecordKind, Remedy, Resume, SourceTable
 from headwater.errors import NotCapturableError, SlotLostError, SourceReplacedError, UnreachableError
-from headwater.events.change import OPS
 from headwater.sql.identifiers import quote
 
 __all__ = ["PostgresTriggerSource"]
@@ -37,25 +35,6 @@ _CONFIRM_EVERY: Final = 0.5  # seconds
 _NEW_EPOCH: Final = "headwater capture snapshot --all"
 _TRUNCATE: Final = 4
 _OLDEST: Final = 140_000  # has CREATE OR REPLACE TRIGGER
-# Operations and old rows as pgoutput names them, by the index in `OPS`.
-_KINDS: Final = np.frombuffer(b"?IUD", np.uint8)
-_OLD_KINDS: Final = np.frombuffer(b"\0\0OO", np.uint8)
-
-
-class _ShapeChanged(Exception):
-    """A row has a column that the known layout of its table has not."""
-
-
-@dataclass(frozen=True)
-class _Head:
-    """A change without its rows."""
-
-    sequence: int
-    table: int
-    op: int
-    size: int
-    transaction: int
-    at: int
 
 
 class PostgresTriggerSource:
@@ -121,7 +100,6 @@ class PostgresTriggerSource:
         self._wanted = {one.table: one for one in tables}
         self._found: dict[str, CatalogTable] = {}
         self._layouts: dict[str, Layout] = {}
-        self._ignored: set[tuple[str, str]] = set()  # columns of rows that were dropped since
         self._end: int | None = None
         self._snapshots = self._delivered = 0
         self._checked_at = self._recorded_at = self._confirmed_at = 0.0
@@ -133,6 +111,7 @@ class PostgresTriggerSource:
                     what = "capture by triggers needs PostgreSQL 14 or newer"
                     raise NotCapturableError(what, detail=f"the server is {self._sql.info.server_version // 10_000}")
                 self._outbox = TriggerOutbox(self._sql, self._schema, self.name)
+                self._rows = OutboxRows(self._sql, self._outbox.changes)
                 self._catalog = Catalog(self._sql)
                 self.position = self._take_position(resume)
                 self._refresh()
@@ -218,7 +197,7 @@ class PostgresTriggerSource:
         why = _needs_load(before, layout, there) if state.version else ""
         state.version, state.fingerprint = layout.shape.version, layout.fingerprint
         self._layouts[there.name] = layout
-        self._ignored = {one for one in self._ignored if one[0] != there.name}
+        self._rows.forget_columns(there.name)
         self._queue.append(self._record(RecordKind.SHAPE, table=there.name, shape=layout.shape))
         if why:
             state.load()
@@ -253,7 +232,7 @@ class PostgresTriggerSource:
             with self._opened().transaction():
                 self._opened().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
                 return list(self._read())
-        except (_ShapeChanged, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable):
+        except (ShapeChanged, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable):
             self.position = TriggerPosition.from_resume(before)
             self._refresh()
             records, self._queue = self._queue, []
@@ -295,7 +274,7 @@ class PostgresTriggerSource:
             f" AND pg_visible_in_snapshot(xid, {quote_text(position.until)}::pg_snapshot)"
         )
 
-    def _read_heads(self) -> tuple[list[_Head], bool]:
+    def _read_heads(self) -> tuple[list[ChangeHead], bool]:
         """Returns the next changes, and whether they are the last of this read."""
         rows = self._outbox.execute(
             "SELECT seq, tbl, op, coalesce(pg_column_size(before), 0) + coalesce(pg_column_size(after), 0), "
@@ -304,13 +283,13 @@ class PostgresTriggerSource:
         ).fetchall()
         heads, size = [], 0
         for row in rows[:_MAX_CHANGES]:
-            heads.append(_Head(*row))
+            heads.append(ChangeHead(*row))
             size += row[3]
             if size > _MAX_BYTES:
                 break
         return heads, len(heads) == len(rows)
 
-    def _deliver(self, heads: list[_Head], done: bool, now: int) -> Iterator[Record]:
+    def _deliver(self, heads: list[ChangeHead], done: bool, now: int) -> Iterator[Record]:
         """Yields changes: between two truncates, one batch for each table."""
         places = self._places(heads, self._last_changes(heads, done), now)
         segments: list[list[int]] = [[]]
@@ -335,7 +314,7 @@ class PostgresTriggerSource:
             if not by_table:
                 self._advance(*end, final=final, now=now)
 
-    def _by_table(self, heads: list[_Head], segment: list[int]) -> dict[str, list[int]]:
+    def _by_table(self, heads: list[ChangeHead], segment: list[int]) -> dict[str, list[int]]:
         """Returns the places of the changes of captured tables that are not delivered yet."""
         names = {state.oid: name for name, state in self.position.tables.items() if not state.gone}
         found: dict[str, list[int]] = {}
@@ -357,7 +336,7 @@ class PostgresTriggerSource:
         if final:
             self._finish_read(now)
 
-    def _last_changes(self, heads: list[_Head], done: bool) -> set[int]:
+    def _last_changes(self, heads: list[ChangeHead], done: bool) -> set[int]:
         """Returns the sequence numbers of the last change of each transaction."""
         lasts = {head.transaction: head.sequence for head in heads}
         if not done and heads:
@@ -369,7 +348,7 @@ class PostgresTriggerSource:
                 lasts.pop(transaction, None)
         return set(lasts.values())
 
-    def _places(self, heads: list[_Head], lasts: set[int], now: int) -> Places:
+    def _places(self, heads: list[ChangeHead], lasts: set[int], now: int) -> Places:
         """Returns where changes stand. Their commit came after the previous read, which did not see it."""
         count, position = len(heads), self.position
         times = np.array([head.at for head in heads], np.int64)
@@ -381,94 +360,11 @@ class PostgresTriggerSource:
             np.array([head.sequence in lasts for head in heads], bool),
         )
 
-    def _batch(self, name: str, heads: list[_Head], places: Places) -> tuple[ChangeBatch | None, list[str]]:
-        """Returns the rows of changes of one table as a batch, and those that its types cannot hold."""
-        layout = self._layouts[name]
+    def _batch(self, name: str, heads: list[ChangeHead], places: Places) -> tuple[ChangeBatch | None, list[str]]:
         if heads[0].op == _TRUNCATE:
-            return truncate_batch(layout, places), []
-        refused: list[str] = []
-        kept, texts = self._fetch(name, layout, [head.sequence for head in heads], refused)
-        if not kept:
-            return None, refused
-        wanted = {head.sequence: place for place, head in enumerate(heads)}
-        chosen = np.array([wanted[one] for one in kept])
-        width = len(layout.names)
-        ops = np.array([heads[place].op for place in chosen.tolist()])
-        keys, columns = texts[0], [pa.array(one, pa.binary()) for one in texts[1:]]
-        rows = RowColumns(
-            _KINDS[ops],
-            _OLD_KINDS[ops],
-            columns[width:],
-            columns[:width],
-            self._unchanged(name, layout, keys, ops),
-        )
-        batch, raw = change_batch(layout, rows, places.select(chosen))
-        return batch, refused + raw
-
-    def _unchanged(self, name: str, layout: Layout, keys: list[Any], ops: Any) -> list[Any]:
-        """Returns for each column which rows were recorded before it was there, and so say nothing of it.
-
-        Where a column was added that is NULL in all rows of before, they do say it.
-        """
-        if not self.position.tables[name].loading or len(set(keys)) == 0:
-            return [None] * len(layout.names)
-        lists = {text: set(_parse_names(text)) for text in set(keys)}
-        found = []
-        for column in layout.names:
-            lacking = np.array([column not in lists[text] for text in keys]) & (ops != OPS.index("delete"))
-            found.append(lacking if lacking.any() else None)
-        return found
-
-    def _fetch(
-        self, name: str, layout: Layout, sequences: list[int], refused: list[str]
-    ) -> tuple[list[int], list[Any]]:
-        """Returns the texts of rows as the server prints them; rows that it cannot read again are refused."""
-        table = qualify(self._found[name].schema, self._found[name].relation)
-        columns = ", ".join(f"{row}.{quote(one)}" for row in ("a", "b") for one in layout.names)
-        listed = ",".join(map(str, sequences))
-        statement = (
-            f"SELECT c.seq, array(SELECT json_object_keys(coalesce(c.after, c.before)) ORDER BY 1)::text, {columns} "
-            f"FROM {self._outbox.changes} c, LATERAL json_populate_record(null::{table}, c.after) a, "
-            f"LATERAL json_populate_record(null::{table}, c.before) b WHERE c.seq = ANY('{{{listed}}}') ORDER BY c.seq"
-        )
-        try:
-            with self._opened().transaction():
-                result = self._outbox.execute(statement).pgresult
-        except psycopg.DataError:
-            if len(sequences) > 1:
-                return self._fetch_halves(name, layout, sequences, refused)
-            refused.append(self._describe(sequences[0]))
-            return [], []
-        assert result is not None
-        rows, width = range(result.ntuples), result.nfields
-        values = [[result.get_value(row, column) for row in rows] for column in range(width)]
-        self._check_names(name, layout, set(values[1]))
-        return [int(one or 0) for one in values[0]], values[1:]
-
-    def _fetch_halves(
-        self, name: str, layout: Layout, sequences: list[int], refused: list[str]
-    ) -> tuple[list[int], list[Any]]:
-        middle = len(sequences) // 2
-        (first, one), (second, two) = (
-            self._fetch(name, layout, half, refused) for half in (sequences[:middle], sequences[middle:])
-        )
-        if not first or not second:
-            return first or second, one or two
-        return first + second, [left + right for left, right in zip(one, two, strict=True)]
-
-    def _check_names(self, name: str, layout: Layout, lists: set[Any]) -> None:
-        known = {*layout.names, *(one.name for one in self._found[name].columns)}
-        unknown = {(name, one) for text in lists for one in _parse_names(text)} - {(name, one) for one in known}
-        if unknown - self._ignored:
-            self._ignored |= unknown  # one that the catalog does not have either was dropped since
-            raise _ShapeChanged
-
-    def _describe(self, sequence: int) -> str:
-        row = self._outbox.execute(
-            f"SELECT json_build_object('op', op, 'before', before, 'after', after)::text FROM {self._outbox.changes} "
-            f"WHERE seq = {sequence}"
-        ).fetchone()
-        return str(row[0]) if row else ""
+            return truncate_batch(self._layouts[name], places), []
+        loading = self.position.tables[name].loading
+        return self._rows.read_batch(self._found[name], self._layouts[name], heads, places, loading=loading)
 
     # -- loading
 
@@ -619,13 +515,6 @@ def _needs_load(before: Layout | None, after: Layout, found: CatalogTable) -> st
         return f"rows have other values in {', '.join(added)}"
     retyped = [one for one in after.shape.schema.names if one in old and before.types[one] != after.types[one]]
     return f"the type of {', '.join(retyped)} changed" if retyped else ""
-
-
-def _parse_names(text: Any) -> list[str]:
-    """Returns the names in the text of an array."""
-    from headwater.capture.postgres.column_types import _parse_array
-
-    return [one or "" for one in _parse_array(text.decode() if isinstance(text, bytes) else text)]
 
 
 def _decode(value: bytes | None) -> str | None:
