@@ -114,7 +114,13 @@ def wait_for(what: Callable[[], Any], timeout: float = 60.0) -> Any:
 
 
 def wait_until_equal(folder: Path) -> None:
-    wait_for(lambda: (folder / ".headwater/topics/products").exists() and rows(folder) == source(folder))
+    def equal() -> bool:
+        if not (folder / ".headwater/topics").exists():
+            return False
+        with connect(folder / ".headwater") as client:  # the folder of a topic is there before its definition
+            return "products" in client.topics() and client.view("products").rows() == source(folder)
+
+    wait_for(equal)
 
 
 def status(folder: Path) -> CaptureStatus | None:
