@@ -126,6 +126,7 @@ def debezium_rows(database: Database, folder: Path, rows: int, ours: list[Row]) 
         found = engine.run(rows)
         rate, cost = found.changes / found.wall, found.cpu / found.changes * 1e6
         name = f"{figure} by the Debezium engine, {cost:.1f} CPU s per million"
+        say(f"{name}: {rate:,.0f} rows/s, {found.start:.1f} s to the first change")
         yield Row(name, rate, "rows/s", found.wall, found.cpu)
         mine = next(row.value for row in ours if row.figure.startswith(f"{figure} to the journal"))
         yield Row(f"{figure} to the journal, against Debezium", mine / rate, "times", aim=at_least(2, unit="times"))
