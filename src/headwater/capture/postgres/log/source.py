@@ -423,6 +423,8 @@ class PostgresSource:
         records: list[Record] = []
         if step.layout.fingerprint != table.fingerprint:
             records += self._reshape(table, step.layout)
+        elif table.layout is None:  # since a restart the stream has not announced the table
+            table.layout = replace(step.layout, shape=replace(step.layout.shape, version=table.version))
         batch, raw = step.build(table.current)
         records += [
             self._record(RecordKind.QUARANTINE, table=table.name, detail=one, open=self._is_open) for one in raw
