@@ -153,6 +153,36 @@ def test_log_that_the_server_removed_is_a_loss(database: Database) -> None:
     expect(database, replica)
 
 
+def test_more_than_half_of_the_allowed_log_is_an_alarm(database: Database) -> None:
+    """Said by a check while the capture is down, and by the progress of one that has not confirmed yet."""
+    prepare(database)
+    source, replica = start(database)
+    source.close()
+    server = database.server
+    server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '160MB'")
+    server.execute("SELECT pg_reload_conf()")
+    try:
+        assert not any("keeps" in one.what for one in source.inspect(TABLES).remedies)
+        for _ in range(8):
+            database.execute("CREATE TABLE filler AS SELECT g FROM generate_series(1, 1000) g", "DROP TABLE filler")
+            database.execute("SELECT pg_switch_wal()")  # the rest of 16 MB counts as written
+        found = [one for one in source.inspect(TABLES).remedies if "keeps" in one.what]
+        assert [one.blocking for one in found] == [False]
+        source.open(resume_of(replica), TABLES)
+        assert "max_slot_wal_keep_size" in source.progress().detail
+        for _ in range(20):  # the server moves the slot at a confirmation after its next list of transactions
+            database.execute("CHECKPOINT", "UPDATE a SET v = v + 1 WHERE id = 1")
+            read_all(source, replica)
+            wait_for_confirm(database, source, replica)
+            if not source.progress().detail:
+                break
+        assert source.progress().detail == ""
+    finally:
+        server.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        server.execute("SELECT pg_reload_conf()")
+        source.close()
+
+
 def test_journal_from_an_old_copy_is_a_loss(database18: Database) -> None:
     """The server has released what the copy does not have."""
     prepare(database18)

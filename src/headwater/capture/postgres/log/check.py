@@ -11,6 +11,7 @@ import psycopg
 from headwater.capture.postgres.catalog import Catalog, CatalogTable, Publication
 from headwater.capture.postgres.connection import Connection, Server
 from headwater.capture.postgres.log.replication import ReplicationStream
+from headwater.capture.postgres.log.slot import Slot
 from headwater.capture.source import Inspection, Remedy, SourceTable, TableShape
 from headwater.errors import HeadwaterError, NotCapturableError, near_names
 from headwater.sql.identifiers import quote
@@ -98,23 +99,22 @@ def _check_server(server: Server, connection: Connection, slot: str) -> tuple[di
         "WAL senders": f"{settings['senders_used']} of {settings['senders']} used",
         "encoding": settings["encoding"],
     }
-    row = connection.execute(
-        "SELECT wal_status, active_pid, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint"
-        " FROM pg_replication_slots WHERE slot_name = %s AND NOT pg_is_in_recovery()",
-        [slot],
-    ).fetchone()
-    if row is None:
+    state = None if settings["standby"] else Slot(connection, slot).state()  # a standby writes no log of its own
+    if state is None:
         facts["slot"] = f"{slot} (not made yet)"
         if settings["slots_used"] >= settings["slots"]:
             what = f"all {settings['slots']} replication slots are in use"
             fix = f"ALTER SYSTEM SET max_replication_slots = {settings['slots'] + 5}; then restart the server"
             remedies.append(Remedy("NOT_CAPTURABLE", what, fix, True))
     else:
-        facts["slot"] = f"{slot}: {row[0]}, " + (f"read by process {row[1]}" if row[1] else "not read")
-        facts["log kept for it"] = f"{row[2]} bytes"
-        if row[0] == "lost":
+        reader = f"read by process {state.active_pid}" if state.active_pid else "not read"
+        facts["slot"], facts["log kept for it"] = f"{slot}: {state.status}, {reader}", f"{state.held_bytes} bytes"
+        if state.status == "lost":
             what = f'the slot "{slot}" is lost: the server has removed its log'
             remedies.append(Remedy("SLOT_LOST", what, "headwater capture snapshot --all", True))
+        elif state.alarm:
+            fix = "start the capture, or raise max_slot_wal_keep_size: beyond it the changes are lost"
+            remedies.append(Remedy("", state.alarm, fix))
     usable = not any(one.blocking for one in remedies)
     if usable:
         remedies += _check_login(server, facts)

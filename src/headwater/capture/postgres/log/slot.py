@@ -20,7 +20,7 @@ __all__ = ["Slot", "SlotState", "check_origin", "check_slot", "prepare_publicati
 _NEW_EPOCH: Final = "headwater capture snapshot --all"
 _SLOT: Final = """
     SELECT active_pid, wal_status, confirmed_flush_lsn::text, restart_lsn::text, database, plugin,
-           pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint
+           pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, safe_wal_size
     FROM pg_replication_slots WHERE slot_name = %s
 """
 
@@ -34,12 +34,29 @@ class SlotState:
         status: reserved, extended, unreserved or lost.
         confirmed: Up to where changes are released.
         held_bytes: How much log the server keeps because of it; -1: unknown.
+        safe_bytes: How much more it may keep before the slot is lost; None: without a limit.
     """
 
     active_pid: int | None
     status: str
     confirmed: int
     held_bytes: int
+    safe_bytes: int | None = None
+
+    @property
+    def alarm(self) -> str:
+        """What to say once the server keeps more than half of what it may; empty before.
+
+        Example:
+            >>> SlotState(None, "reserved", 0, held_bytes=60_000_000, safe_bytes=40_000_000).alarm
+            'the server keeps 60,000,000 of the 100,000,000 bytes of log that max_slot_wal_keep_size allows'
+            >>> SlotState(None, "reserved", 0, held_bytes=40_000_000, safe_bytes=60_000_000).alarm
+            ''
+        """
+        if self.safe_bytes is None or self.held_bytes <= self.safe_bytes:
+            return ""
+        limit = self.held_bytes + max(0, self.safe_bytes)
+        return f"the server keeps {self.held_bytes:,} of the {limit:,} bytes of log that max_slot_wal_keep_size allows"
 
 
 @dataclass(frozen=True)
@@ -54,8 +71,9 @@ class Slot:
         row = self.connection.execute(_SLOT, [self.name]).fetchone()
         if row is None:
             return None
-        pid, status, confirmed, _, _, _, held = row
-        return SlotState(pid, status or "lost", parse_lsn(confirmed) if confirmed else 0, -1 if held is None else held)
+        pid, status, confirmed, _, _, _, held, safe = row
+        position = parse_lsn(confirmed) if confirmed else 0
+        return SlotState(pid, status or "lost", position, -1 if held is None else held, safe)
 
     def evict(self) -> None:
         """End the connection of the process that reads the slot, if there is one."""

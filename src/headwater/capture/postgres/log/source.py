@@ -533,17 +533,18 @@ class PostgresSource:
         """Returns how far it is."""
         if self._sql is None:
             return Progress("waiting", detail="not connected")
-        held = behind = -1
+        held, behind, alarm = -1, -1, ""
         try:
             state = self._slot.state()
             row = self._sql.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
             if state is not None and row is not None:
                 held, behind = state.held_bytes, max(0, insert_position(row[0]) - self._lsn)
+                alarm = state.alarm
         except psycopg.Error as error:
             raise self._server.translate(error) from None
         loading = next((one for one in self._tables.values() if one.loading and not one.gone), None)
         if loading is None:
-            return Progress("streaming", behind_bytes=behind, held_bytes=held)
+            return Progress("streaming", behind_bytes=behind, held_bytes=held, detail=alarm)
         assert self._loader is not None
         waiting = self._loader.waiting_for
         return Progress(
@@ -553,7 +554,7 @@ class PostgresSource:
             loading.rows_total,
             behind,
             held,
-            waiting,
+            "; ".join(filter(None, [waiting, alarm])),
         )
 
     def reached_end(self) -> bool:
