@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import threading
@@ -123,18 +124,32 @@ def test_slot_made_again_by_hand_is_a_loss(database18: Database) -> None:
         source.open(resume_of(replica), TABLES)
 
 
+@contextmanager
+def slots_keep(server: CaptureServer, size: str) -> Iterator[None]:
+    """The server keeps at most so much log for its slots."""
+    server.execute(f"ALTER SYSTEM SET max_slot_wal_keep_size = '{size}'")
+    server.execute("SELECT pg_reload_conf()")
+    try:
+        yield
+    finally:
+        server.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        server.execute("SELECT pg_reload_conf()")
+
+
+def fill_segments(database: Database, number: int) -> None:
+    """Begin new segments of the log; the rest of 16 MB counts as written."""
+    for _ in range(number):
+        database.execute("CREATE TABLE filler AS SELECT g FROM generate_series(1, 1000) g", "DROP TABLE filler")
+        database.execute("SELECT pg_switch_wal()", "CHECKPOINT")
+
+
 def test_log_that_the_server_removed_is_a_loss(database: Database) -> None:
     """max_slot_wal_keep_size caps what a dead capture holds back."""
     prepare(database)
     source, replica = start(database)
     source.close()
-    server = database.server
-    server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")
-    server.execute("SELECT pg_reload_conf()")
-    try:
-        for _ in range(6):
-            database.execute("CREATE TABLE filler AS SELECT g FROM generate_series(1, 1000) g", "DROP TABLE filler")
-            database.execute("SELECT pg_switch_wal()", "CHECKPOINT")
+    with slots_keep(database.server, "16MB"):
+        fill_segments(database, 6)
         status = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'headwater_t'"
         assert database.execute(status) == [("lost",)]
         inspection = source.inspect(TABLES)
@@ -142,9 +157,6 @@ def test_log_that_the_server_removed_is_a_loss(database: Database) -> None:
         with pytest.raises(SlotLostError) as lost:
             source.open(resume_of(replica), TABLES)
         assert "max_slot_wal_keep_size" in (lost.value.detail or "")
-    finally:
-        server.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
-        server.execute("SELECT pg_reload_conf()")
     # A new epoch compares everything.
     database.execute("DELETE FROM a WHERE id < 10", "UPDATE b SET v = 5")
     source.open(None, TABLES)
@@ -158,14 +170,9 @@ def test_more_than_half_of_the_allowed_log_is_an_alarm(database: Database) -> No
     prepare(database)
     source, replica = start(database)
     source.close()
-    server = database.server
-    server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '160MB'")
-    server.execute("SELECT pg_reload_conf()")
-    try:
+    with slots_keep(database.server, "160MB"), contextlib.closing(source):
         assert not any("keeps" in one.what for one in source.inspect(TABLES).remedies)
-        for _ in range(8):
-            database.execute("CREATE TABLE filler AS SELECT g FROM generate_series(1, 1000) g", "DROP TABLE filler")
-            database.execute("SELECT pg_switch_wal()")  # the rest of 16 MB counts as written
+        fill_segments(database, 8)
         found = [one for one in source.inspect(TABLES).remedies if "keeps" in one.what]
         assert [one.blocking for one in found] == [False]
         source.open(resume_of(replica), TABLES)
@@ -177,10 +184,6 @@ def test_more_than_half_of_the_allowed_log_is_an_alarm(database: Database) -> No
             if not source.progress().detail:
                 break
         assert source.progress().detail == ""
-    finally:
-        server.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
-        server.execute("SELECT pg_reload_conf()")
-        source.close()
 
 
 def test_journal_from_an_old_copy_is_a_loss(database18: Database) -> None:
