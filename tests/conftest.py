@@ -56,7 +56,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they start, run long files first, and allow CI one more try.
+    """Mark tests by what they start, run long files first, and allow CI one more try with servers and Spark.
 
     Some doctests start Spark, and those of Kafka start the driver's threads. Tests that fork must not be in a
     process with such threads: `make test` runs services apart from them.
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         if "/log/kafka/" in item.nodeid:
             item.add_marker(pytest.mark.services)
-        if os.environ.get("CI"):
+        if os.environ.get("CI") and flaky.may_rerun(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
     # Whole files go to one of two processes: those that take minutes first, or one process waits for the other.
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/scale/", "tests/faults/")))

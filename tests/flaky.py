@@ -1,8 +1,7 @@
-"""Tests that fail once and pass on a second try: how CI learns their names.
+"""Tests that fail once and pass on a second try: which may have one, and how CI learns their names.
 
-A test with processes, servers or Spark may fail because the machine was busy. CI runs every failed test once more,
-names those that then passed in its last lines, and fails if there are more than a few (`.ci/run`). Every named test is
-to be mended. A test without threads and processes fails again: under CI, Hypothesis tries the same examples.
+A test with real servers or Spark may fail because the machine was busy. CI runs it once more, names it in its
+last lines, and fails if there are more than a few (`.ci/run`). Every named test is to be mended.
 """
 
 from __future__ import annotations
@@ -11,7 +10,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 FILE = "HEADWATER_FLAKY_TESTS"  # the environment variable with the path of the list
+
+
+def may_rerun(item: pytest.Item) -> bool:
+    """Whether the test talks to a server or to Spark."""
+    return any(item.get_closest_marker(name) for name in ("services", "spark"))
 
 
 def record(nodeids: Iterable[str]) -> None:
