@@ -28,7 +28,7 @@ from headwater.errors import (
 )
 from tests.capture.postgres.servers import SYSTEM, CaptureServer, Database, capture_server
 from tests.capture.version_chain import Replica, read_all, rows_of
-from tests.faults.counts import FULL, only_in_full_runs
+from tests.faults.counts import FULL, only_in_full_runs, times
 
 pytestmark = pytest.mark.services
 
@@ -170,9 +170,9 @@ def test_more_than_half_of_the_allowed_log_is_an_alarm(database: Database) -> No
     prepare(database)
     source, replica = start(database)
     source.close()
-    with slots_keep(database.server, "160MB"), contextlib.closing(source):
+    with slots_keep(database.server, f"{times(160, 1_280)}MB"), contextlib.closing(source):
         assert not any("keeps" in one.what for one in source.inspect(TABLES).remedies)
-        fill_segments(database, 8)
+        fill_segments(database, times(8, 64))
         found = [one for one in source.inspect(TABLES).remedies if "keeps" in one.what]
         assert [one.blocking for one in found] == [False]
         source.open(resume_of(replica), TABLES)
