@@ -470,7 +470,7 @@ class SourceContract:
         source.close()
         expected = {one: database.rows(one) for one in ("items", "other")}
         assert len(records) > 8
-        for count in range(1, len(records), times(len(records) // 6, 1)):
+        for count in range(1, len(records), 1):
             replica, rest = Replica(), list[Record]()
             again = database.source()
             again.open(json.loads(json.dumps(records[count - 1].resume)), [database.table(one) for one in expected])
